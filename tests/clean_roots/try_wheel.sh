@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs in a clean root (tests/clean_root.sh) with the wheel in /opt: as people install it with pipx.
+# Runs in a clean root (enter.sh) with the wheel in /opt: as people install it with pipx.
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive HOME=/root PIPX_HOME=/opt/pipx PIPX_BIN_DIR=/usr/local/bin
 quietly() { "$@" >/opt/log 2>&1 || { tail -n 20 /opt/log >&2; exit 1; }; }

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs a command in a root directory as if it were a machine: its own mounts and processes, the network of this one.
 #
-#   unshare --mount --pid --fork --kill-child sh clean_root.sh ROOT COMMAND...
+#   unshare --mount --pid --fork --kill-child sh enter.sh ROOT COMMAND...
 #
 # With pivot_root, because in a chroot the kernel lets nobody make a user namespace.
 set -e

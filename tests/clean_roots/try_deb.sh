@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs in a clean root (tests/clean_root.sh) with /opt/package.deb. Each line of the result is a name and a value; the
+# Runs in a clean root (enter.sh) with /opt/package.deb. Each line of the result is a name and a value; the
 # first thing that fails ends it.
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive HOME=/root
