@@ -109,7 +109,8 @@ def test_the_audit_tells_clean_from_unknown(registry: str, capsys: pytest.Captur
     def pins(*names: str) -> list[Pin]:
         return [Pin(name, "1.0", (HASH,)) for name in names]
 
-    found = {name: vulnerabilities(*pins(name), registry) for name in ("clean", "bad", "mistaken", "newest")}
+    told = pins("clean", "bad", "mistaken", "newest")
+    found = {pin.name: vulnerabilities(pin, registry) for pin in told}
     assert found == {
         **{key: [] for key in ("clean", "mistaken", "newest")},
         "bad": ["PYSEC-1, CVE-1: mended in 1.1. bad"],

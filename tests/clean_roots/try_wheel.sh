@@ -2,6 +2,7 @@
 # Runs in a clean root (enter.sh) with the wheel in /opt: as people install it with pipx.
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive HOME=/root PIPX_HOME=/opt/pipx PIPX_BIN_DIR=/usr/local/bin
+export PATH="/usr/local/bin:$PATH"
 quietly() { "$@" >/opt/log 2>&1 || { tail -n 20 /opt/log >&2; exit 1; }; }
 quietly apt-get update
 quietly apt-get install -y --no-install-recommends bubblewrap pipx
