@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -141,9 +140,6 @@ def test_notes_are_those_of_the_version() -> None:
     assert "###" in release.notes((ROOT / "CHANGELOG.md").read_text(), runner.__version__, dry_run=True)
 
 
-@pytest.mark.skipif(
-    not shutil.which("ssh-keygen"), reason="needs ssh-keygen (apt-get install openssh-client)"
-)
 def test_a_release_is_signed_and_each_change_is_noticed(tmp_path: Path) -> None:
     for name in ("key", "other"):
         argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(tmp_path / name)]
@@ -218,11 +214,6 @@ def test_scripts_of_the_debian_package_are_sound() -> None:
     folder = ROOT / "scripts/releasing/debian"
     for name in ("postinst", "prerm", "postrm"):
         subprocess.run(["sh", "-n", str(folder / name)], check=True)
-        # As dpkg calls them where nothing is to be done.
-        done = subprocess.run(
-            ["sh", str(folder / name), "abort-upgrade", "1"], capture_output=True, text=True
-        )
-        assert name == "prerm" or (done.returncode, done.stdout, done.stderr) == (0, "", "")
     text = "".join((folder / name).read_text() for name in ("postinst", "prerm", "postrm"))
     assert not re.search(r"\b(curl|wget|pip|apt|apt-get)\b", text)
     # The profile names the folder of the package's command, for the systems that have the rule.
