@@ -112,6 +112,25 @@ def _lacks_chromium() -> str:
     return next(filter(None, (_lacks_program(name, package) for name, package in names)), "")
 
 
+# As scripts/setup unpacks it, or installed. NATS_SERVER names another version.
+NATS_SERVER = os.environ.get("NATS_SERVER") or shutil.which(
+    "nats-server",
+    path=f"{ROOT}/.venv/nats/newer/usr/sbin:{ROOT}/.venv/nats/usr/sbin:{SYSTEM_PATH}:/usr/local/sbin:/usr/sbin",
+)
+
+
+def _lacks_nats() -> str:
+    return "" if NATS_SERVER else "needs nats-server (scripts/setup test)"
+
+
+def _lacks_nats_cluster() -> str:
+    if not NATS_SERVER:
+        return _lacks_nats()
+    said = subprocess.run([NATS_SERVER, "--version"], capture_output=True, text=True, check=True).stdout
+    version = tuple(map(int, re.findall(r"\d+", said)[:2]))
+    return "" if version >= (2, 10) else "needs nats-server 2.10 (scripts/setup all)"
+
+
 def docker_registry() -> str:
     """Debian's registry, installed or as scripts/setup unpacks it; "" if it is not there."""
     return shutil.which("docker-registry", path=f"{SYSTEM_PATH}:{ROOT}/.venv/registry/usr/bin") or ""
@@ -145,6 +164,8 @@ _CAPABILITIES: Mapping[str, Callable[[], str]] = {
     "zsh": lambda: _lacks_program("zsh", "zsh"),
     "fish": lambda: _lacks_program("fish", "fish"),
     "chromium": _lacks_chromium,
+    "nats": _lacks_nats,
+    "nats-cluster": _lacks_nats_cluster,
     "docker-registry": lambda: "" if docker_registry() else "needs docker-registry (scripts/setup test)",
     "systemd": _lacks_systemd,
     "registry": lacks_registry,

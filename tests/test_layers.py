@@ -29,6 +29,7 @@ from tests.tables import one_case
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.__main__",),
     ("runner.cli.*",),
+    ("runner.fleet.*",),
     ("runner.gateway.*",),
     ("runner.serve.*",),
     ("runner.aio", "runner.lifecycle.*", "runner.ledger.*"),
@@ -98,6 +99,7 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.contracts.*.sockets",
             "runner.contracts.*.storage",
             "runner.event_loop",
+            "runner.fleet.*",
             "runner.gateway.*",
             "runner.ledger.database_thread",
             "runner.ledger.ledger",
@@ -142,6 +144,17 @@ MAY_IMPORT: Mapping[str, Use] = {
         ("runner.gateway.http", "runner.gateway.questions", "runner.gateway.server", "runner.gateway.stdio")
     ),
     "mcp_types": Use(("runner.gateway.questions", "runner.gateway.server", "runner.gateway.translate")),
+    # The extra [fleet].
+    "nats": Use(
+        (
+            "runner.fleet.client",
+            "runner.fleet.connection",
+            "runner.fleet.entries",
+            "runner.fleet.operate",
+            "runner.fleet.streams",
+            "runner.fleet.worker",
+        )
+    ),
     "yaml": Use(("sandbox.document.yaml", "sandbox.document.edit.yaml_spans")),
 }
 

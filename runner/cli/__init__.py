@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Grouped by task; README.md has the same groups. Contracts may add verbs to these groups: see all_verbs().
 GROUPS = {
     "run": ("exec", "run", "call", "tools"),
-    "serve": ("serve", "gateway", "ps", "logs", "ctl", "binding"),
+    "serve": ("serve", "gateway", "worker", "ps", "logs", "ctl", "binding"),
     "look": ("check", "explain", "plan", "contracts"),
     "allow": ("allow", "learn"),
     "write": ("new", "schema", "package", "keygen"),
@@ -38,7 +38,7 @@ _FOLDERS = {
     "learn": "learning",
     "package": "signing",
     "keygen": "signing",
-    **dict.fromkeys(("serve", "gateway", "ps", "logs", "ctl", "binding"), "serving"),
+    **dict.fromkeys(("serve", "gateway", "worker", "ps", "logs", "ctl", "binding"), "serving"),
 }
 
 
@@ -272,6 +272,10 @@ def _run(verb: str, words: list[str]) -> int:
         from runner.cli.serving.via import call_via
 
         return call_via(words)
+    if verb == "call" and is_via(words, "--fleet"):
+        from runner.cli.serving.fleet_call import call_fleet
+
+        return call_fleet(words)
     given = _drop_environment() if verb == "run" and is_wrapped(words) else None
     if verb in ("exec", "run", "learn"):
         load("decide")
@@ -323,10 +327,10 @@ def is_wrapped(words: Sequence[str]) -> bool:
     return any(word == "--wrapped" or word.startswith("--wrapped=") for word in options)
 
 
-def is_via(words: Sequence[str]) -> bool:
-    """Whether a command line of `runner call` goes to a daemon."""
+def is_via(words: Sequence[str], option: str = "--via") -> bool:
+    """Whether a command line of `runner call` goes to a daemon, or to a fleet."""
     options = words[: words.index("--")] if "--" in words else words
-    return any(word == "--via" or word.startswith("--via=") for word in options)
+    return any(word == option or word.startswith(f"{option}=") for word in options)
 
 
 def drop_environment() -> dict[str, str]:

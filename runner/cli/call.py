@@ -90,7 +90,23 @@ def _add_call(parser: argparse.ArgumentParser) -> None:
         " --json and --key",
     )
     parser.add_argument(
-        "--key", metavar="KEY", help="with --via: the same key gets the same answer, and no second call"
+        "--key",
+        metavar="KEY",
+        help="with --via or --fleet: the same key gets the same answer, and no second call",
+    )
+    parser.add_argument(
+        "--fleet",
+        metavar="URL|FILE",
+        help="let a worker of a fleet call it, by the plugin's name there: docs/fleet.md; goes with the same"
+        " options as --via",
+    )
+    parser.add_argument(
+        "--durable",
+        action="store_true",
+        help="with --fleet: the call survives the end of workers and servers",
+    )
+    parser.add_argument(
+        "--no-wait", action="store_true", help="with --fleet and --durable: print the call's id, and go"
     )
     add_talking(parser)
 
@@ -258,6 +274,8 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"NAME is missing: write runner call {args.name} NAME -- ARGS")
     if _looks_like_json(args.name):
         raise ValueError(f"NAME is missing: {quoted(args.name)} looks like input, which goes behind --input")
+    if args.durable or args.no_wait:
+        raise ValueError("--durable, --no-wait: they are for a call to a fleet; add --fleet URL")
     if [args.input, args.context, args.config, args.secrets].count("-") > 1:
         raise ValueError("only one of --input, --context, --config and --secrets can be read from stdin")
 

@@ -15,9 +15,9 @@ import signal
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, aclosing, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
@@ -73,6 +73,18 @@ class ServeOptions(NamedTuple):
     most_body_bytes: int = 16 << 20
     mount: DoorMount | None = None
     control: str | None = None  # the settings of a control plane
+    backend: DoorBackend | None = None  # None: the plugins of `config` run in this process
+
+
+class DoorBackend(Protocol):
+    """Who runs the plugins that a door offers, if not the daemon itself."""
+
+    def open(self, say: Callable[[str], None]) -> AbstractAsyncContextManager[Supervisor]: ...
+    def roster(
+        self, supervisor: Supervisor, environ: Mapping[str, str], say: Callable[[str], None]
+    ) -> Roster:
+        """Of the supervisor that `open` gave."""
+        ...
 
 
 class Daemon:
@@ -102,9 +114,12 @@ class Daemon:
         self._strangers = 0  # that no line has told
         self._stranger_told = -math.inf
         self._metrics = Metrics()
-        self._roster = Roster(
-            supervisor, ledger, options.config, options.policy, options.settings, environ, say
-        )
+        if options.backend is not None:
+            self._roster = options.backend.roster(supervisor, environ, say)
+        else:
+            self._roster = Roster(
+                supervisor, ledger, options.config, options.policy, options.settings, environ, say
+            )
         self._desk = Desk(supervisor, ledger, self._roster, self._metrics)
         self.board = Board(supervisor, ledger, self._desk, self._roster, self._metrics)
         if mounted is not None:
@@ -113,7 +128,7 @@ class Daemon:
         self._sessions = Sessions(os.path.join(folder, _SESSIONS))
         self._running = None if control is None else self._run_bindings(control)
         target_of = None if self._running is None else self._running.target_of
-        self._deliveries = Deliveries(supervisor, ledger, self._metrics, self._roster.hook_keys, target_of)
+        self._deliveries = Deliveries(supervisor, ledger, self._metrics, self._roster.context_keys, target_of)
         if control is not None and self._running is not None:
             from runner.serve.control.invoking import RunningRoutes
 
@@ -324,7 +339,7 @@ class Daemon:
 async def serve(options: ServeOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
     """Run a daemon until it is told to end. Raises DatabaseUnusable if the ledger cannot be opened, or the
     database of the control plane, and ControlUnusable."""
-    _raise_descriptors()
+    raise_descriptors()
     async with open_ledger(options.ledger) as ledger, AsyncExitStack() as stack:
         control = None
         if options.control is not None:  # before there is a nursery, which would wrap its exceptions
@@ -338,7 +353,9 @@ async def serve(options: ServeOptions, environ: Mapping[str, str], say: Callable
             if mounted is not None:
                 mounted.hear(plugin, event)
 
-        async with open_supervisor(on_event=hear) as supervisor:
+        backend = options.backend
+        opening = open_supervisor(on_event=hear) if backend is None else backend.open(say)
+        async with opening as supervisor:
             daemon = Daemon(options, supervisor, ledger, environ, say, mounted, control)
             await daemon.run()
         if not await ledger.flush():
@@ -351,7 +368,7 @@ def run(options: ServeOptions, environ: Mapping[str, str], say: Callable[[str], 
     trio.run(serve, options, environ, say)
 
 
-def _raise_descriptors() -> None:
+def raise_descriptors() -> None:
     """Each connection and each cell takes some."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:

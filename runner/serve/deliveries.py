@@ -100,7 +100,7 @@ class Deliveries:
             verdict, outcome, invocation = "acked", Outcome("ok", "call", ""), result.invocation
         except (PluginError, PluginFailure) as error:
             outcome, invocation = error.outcome, error.invocation
-            verdict = _verdict(error)
+            verdict = verdict_of(error)
         except UnknownPlugin as unknown:
             outcome = Outcome("launch_failed", "call", str(unknown), "unknown_plugin")
         except Exception as error:  # noqa: BLE001 -- a bug, of this delivery only: the record has it
@@ -139,7 +139,7 @@ def _call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
 
 
-def _verdict(error: PluginError | PluginFailure) -> Verdict:
+def verdict_of(error: PluginError | PluginFailure) -> Verdict:
     """By the contract's own record, if it has one: a failure that repeating does not heal is dead at once."""
     status = (error.invocation or {}).get("status")
     if status is not None:

@@ -163,7 +163,7 @@ class Desk:
                 answer = CallAnswer(STATUS["cancelled"], outcome_error(outcome, id=row.id))
         except (PluginError, PluginFailure) as error:
             outcome, invocation = error.outcome, error.invocation
-            answer = _failed(row.id, error)
+            answer = failed_answer(row.id, error)
         except UnknownPlugin as unknown:  # it was removed meanwhile
             outcome = Outcome("launch_failed", "call", str(unknown), "unknown_plugin")
             answer = CallAnswer(404, outcome_error(outcome, id=row.id))
@@ -265,10 +265,11 @@ def _earlier(row: InvocationRow) -> CallAnswer:
     return CallAnswer(status, document, replayed)
 
 
-def _failed(call: str, error: PluginError | PluginFailure) -> CallAnswer:
+def failed_answer(call: str, error: PluginError | PluginFailure) -> CallAnswer:
     more: dict[str, Any] = {"id": call, "invocation": error.invocation}
     if isinstance(error, PluginError):
         more["data"] = error.data
+    more |= getattr(error, "also", {})
     document = outcome_error(error.outcome, **more)
     after = getattr(error, "retry_after", None)
     headers = {} if after is None else {"Retry-After": str(max(1, round(after)))}

@@ -251,6 +251,10 @@ class Roster:
         found = None if entry is None else (entry.settings or {}).get("secrets")
         return Secrets() if found is None else found
 
+    def fleet(self) -> dict[str, Any] | None:
+        """The workers and queues of a fleet. None: the plugins run in this process."""
+        return None
+
     def hooks_for(self, event: str, name: str | None = None) -> list[tuple[str, str]]:
         """Plugins and their hooks that subscribe to an event, by their manifests: all, or those of one."""
         plugins = {each: entry.source.plugin for each, entry in self._entries.items() if name in (None, each)}
@@ -260,10 +264,10 @@ class Roster:
             for hook in find_contract(plugin.contract).hooks_for(plugin, event)
         ]
 
-    def hook_keys(self, name: str) -> Sequence[str]:
-        """The keys of a hook's context, by the plugin's contract."""
+    def context_keys(self, name: str, kind: str = "hook") -> Sequence[str]:
+        """The keys of the context of a call of this kind, by the plugin's contract."""
         entry = self._entries.get(name)
-        return () if entry is None else find_contract(entry.source.plugin.contract).calls.get("hook", ())
+        return () if entry is None else find_contract(entry.source.plugin.contract).calls.get(kind, ())
 
     async def explain(self, name: str) -> dict[str, Any]:
         """What the plugin would get now, and what it is refused: parts of the report of a launch."""

@@ -46,8 +46,8 @@ def read_plain(words: Sequence[str]) -> argparse.Namespace | None:
 def read_plain_call(words: Sequence[str]) -> argparse.Namespace | None:
     """The arguments of `runner call` without `--`; None if argparse has to read them."""
     found = _unset()
-    found.update(dict.fromkeys(("input", "kind", "timeout", "context", "secrets", "via", "key")))
-    found.update(json=False)
+    found.update(dict.fromkeys(("input", "kind", "timeout", "context", "secrets", "via", "key", "fleet")))
+    found.update(json=False, durable=False, no_wait=False)
     return _read(words, found, ("manifest", "name"), _CALL_WITH_VALUE, {"--json": "json"})
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from runner.cli.serving.fleet_option import HELP as HELP_FLEET
+from runner.cli.serving.fleet_option import fleet_verb, with_fleet
 from runner.cli.serving.socket_option import add_socket, ask
 from runner.cli.serving.via import quote
 from runner.cli.shared.text import say
@@ -22,23 +25,43 @@ HELP = "start, stop, reset or reload a plugin of a daemon (runner serve), drain 
 EXAMPLE = "runner ctl reset notes"
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 _OF_PLUGINS = ("start", "stop", "reset", "reload")
+_OF_FLEETS = ("init", "dead", "show", "repeat", "quarantine", "release", "cancel")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
-        choices=(*_OF_PLUGINS, "drain", "open"),
+        choices=(*_OF_PLUGINS, "drain", "open", *_OF_FLEETS),
         help="start it now; stop it until it is started; reset forgets its failures and ends its quarantine;"
         " reload reads its manifest again (without a NAME: the whole configuration); drain finishes the calls"
         " in flight and ends the daemon; open prints a link to its page that works once, within a minute, and"
-        " opens it on a desktop",
+        " opens it on a desktop. With --fleet: init makes the streams; dead lists dead letters, show and"
+        " repeat one of them; quarantine holds a plugin and drain a worker, release lets them go on; cancel"
+        " ends a call",
     )
-    parser.add_argument("name", metavar="NAME", nargs="?", help="the plugin; runner ps lists them")
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        help="the plugin; runner ps lists them. Of a fleet: the plugin, worker, dead letter or call",
+    )
+    parser.add_argument("--fleet", metavar="URL|FILE", help=f"act on a fleet: {HELP_FLEET}")
+    parser.add_argument(
+        "--replicas", metavar="N", type=int, default=1, help="with init: servers that have each message"
+    )
+    parser.add_argument(
+        "--reason", metavar="TEXT", default="", help="with quarantine and drain of a fleet: what callers read"
+    )
     parser.add_argument("--end", action="store_true", help="with open: end all sessions of the page instead")
     add_socket(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.fleet is not None:
+        return fleet_verb(NAME, lambda: _act_on_fleet(args))
+    if args.action in _OF_FLEETS:
+        say(f"runner ctl: {args.action} is about a fleet: add --fleet URL")
+        return USAGE_ERROR
     if args.action in ("drain", "open") and args.name is not None:
         also = ", or use runner ctl stop NAME" * (args.action == "drain")
         say(f"runner ctl: {args.action} is about the whole daemon: leave NAME out{also}")
@@ -61,6 +84,40 @@ def run(args: argparse.Namespace) -> int:
         for fault in found["configuration"]:
             print(printable(f"{fault['path']}: {fault['message']}"))
         return 1 if found["configuration"] else 0
+    return 0
+
+
+def _act_on_fleet(args: argparse.Namespace) -> int:
+    """Raises ValueError, Refused and NoFleet."""
+    from runner.fleet import operate
+
+    action, name = args.action, args.name
+    if action not in (*_OF_FLEETS, "drain"):
+        raise ValueError(f"{action} is about a daemon: leave out --fleet")
+    if (name is None) != (action in ("init", "dead")):
+        raise ValueError(f"write runner ctl {action}{'' if name else ' NAME'} --fleet URL")
+    if action == "init":
+        from runner.fleet.streams import FleetSizes, make_streams
+
+        if args.replicas not in (1, 3, 5):
+            raise ValueError(f"--replicas {args.replicas}: 1, 3 or 5, and as many servers")
+        for line in with_fleet(args.fleet, lambda it: make_streams(it.nc, FleetSizes(args.replicas))):
+            print(line)
+    elif action == "dead":
+        for letter in with_fleet(args.fleet, operate.dead_letters):
+            again = f" (repeated as {letter['repeated_as']})" if letter.get("repeated_as") else ""
+            what = (
+                f"{letter['letter']}  {letter.get('plugin')} {letter['tool']}: {letter.get('reason')}{again}"
+            )
+            print(printable(what))
+    elif action == "show":
+        print(json.dumps(with_fleet(args.fleet, operate.dead_letter, name), indent=2))
+    elif action == "repeat":
+        print(with_fleet(args.fleet, operate.repeat, name))
+    elif action == "cancel":
+        with_fleet(args.fleet, lambda it: it.cancel(name))
+    else:
+        with_fleet(args.fleet, operate.hold, action, name, args.reason)
     return 0
 
 

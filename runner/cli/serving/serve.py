@@ -6,6 +6,8 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any
 
+from runner.cli.serving.fleet_option import MISSING as MISSING_FLEET
+from runner.cli.serving.fleet_option import fleet_verb
 from runner.cli.serving.gateway import MISSING, PATH
 from runner.cli.shared.text import say
 from runner.outcome import EXIT, USAGE_ERROR
@@ -15,7 +17,7 @@ from sandbox.document.diagnostic import DocumentError, printable
 if TYPE_CHECKING:
     import argparse
 
-    from runner.serve.daemon import ServeOptions
+    from runner.serve.daemon import DoorBackend, ServeOptions
     from runner.serve.mounted import DoorMount
     from runner.serve.tls import DoorTls
 
@@ -31,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="a manifest, a host's configuration, or a folder of them; may be given several times",
+    )
+    parser.add_argument(
+        "--fleet",
+        metavar="URL|FILE",
+        help="in place of --config: the door of a fleet, whose workers run the plugins: docs/fleet.md",
     )
     parser.add_argument(
         "--socket",
@@ -114,8 +121,12 @@ def run(args: argparse.Namespace) -> int:
     def tell(text: str) -> None:
         say(printable(f"runner serve: {text}"))
 
-    try:
+    def serve() -> int:
         daemon.run(options, dict(os.environ), tell)
+        return 0
+
+    try:
+        return serve() if options.backend is None else fleet_verb(NAME, serve)
     except DatabaseUnusable as unusable:
         tell(f"{unusable}; {unusable.hint}")
         return EXIT["launch_failed"]
@@ -125,7 +136,6 @@ def run(args: argparse.Namespace) -> int:
         return USAGE_ERROR
     finally:
         _remove(args.unlink)
-    return 0
 
 
 def _remove(made: tuple[str, os.stat_result] | None) -> None:
@@ -170,6 +180,22 @@ def _gateway(settings_file: str | None) -> DoorMount:
     return DoorMount(PATH, load)
 
 
+def _backend(args: argparse.Namespace) -> DoorBackend | None:
+    """Raises ValueError."""
+    if args.fleet is None:
+        return None
+    if args.config or args.settings or args.policy:
+        raise ValueError("--fleet: plugins, policy and settings are the workers'; leave the others out")
+    if args.control is not None:
+        raise ValueError("--fleet, --control: bindings run plugins of this machine; start a daemon for each")
+    try:
+        from runner.fleet.connection import read_address
+        from runner.fleet.door import FleetBackend
+    except ModuleNotFoundError as error:
+        raise ValueError(MISSING_FLEET.format(error.name)) from None
+    return FleetBackend(read_address(args.fleet))
+
+
 def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeOptions:
     """Raises ValueError and CannotListen. `listeners`: gets the sockets, also if it raises."""
     from runner.serve.daemon import ServeOptions
@@ -189,12 +215,14 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
         "settings",
         "gateway_settings",
         "control",
+        "fleet",
     )
     for name in ("socket", "http", *files):
         if getattr(args, name) == "":
             raise ValueError(f"--{name.replace('_', '-')}: its value is empty; is a variable unset?")
-    if not args.config and args.control is None:
-        raise ValueError("write runner serve --config DIR|FILE, --control FILE, or both")
+    if not args.config and args.control is None and args.fleet is None:
+        raise ValueError("write runner serve --config DIR|FILE, --control FILE, or both; or --fleet URL|FILE")
+    backend = _backend(args)
     try:
         drain = float(parse_limit("call", args.drain))
     except ValueError as error:
@@ -235,5 +263,6 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
         settings=None if args.settings is None else os.path.abspath(args.settings),
         drain_seconds=drain,
         mount=_gateway(args.gateway_settings),
+        backend=backend,
         control=None if args.control is None else os.path.abspath(args.control),
     )

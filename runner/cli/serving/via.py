@@ -10,7 +10,7 @@ from runner.outcome import EXIT, USAGE_ERROR
 from runner.serve.client import Client, NoDaemon
 from sandbox.speed.typed import Any, Sequence
 
-_OPTIONS = ("--via", "--input", "--kind", "--timeout", "--context", "--key")
+_OPTIONS = ("--input", "--kind", "--timeout", "--context", "--key")
 _SWITCHES = ("--json",)
 _MOST_KEY = 255  # as runner/serve/routes.py has it
 # Codes of the door for requests that it did not accept, beside those of runner/outcome.py.
@@ -19,14 +19,9 @@ _BUSY = ("draining", "ledger", "busy")
 
 def call_via(words: Sequence[str]) -> int:
     try:
-        given, names = _read(words)
-        seconds = _seconds(given.get("--timeout"))
-        document = {
-            "tool": names[1],
-            "input": _json("--input", given.get("--input")),
-            "kind": given.get("--kind"),
-            "context": _json("--context", given.get("--context")),
-        }
+        given, names = read_words(words)
+        seconds = read_seconds(given.get("--timeout"))
+        document = read_document(given, names[1])
     except ValueError as error:
         return _fail(f"runner call: {error}", USAGE_ERROR)
     headers = {"Content-Type": "application/json"}
@@ -41,11 +36,16 @@ def call_via(words: Sequence[str]) -> int:
     except NoDaemon as error:
         message = f"runner call: {error}; start one with runner serve --socket {given['--via']}"
         return _fail(message, EXIT["launch_failed"])
-    if answer.status == 200:
-        pretty = 2 if sys.stdout.isatty() and "--json" not in given else None
-        print(json.dumps(found["value"], ensure_ascii=False, indent=pretty))
-        return 0
-    return tell_error(answer.status, found, as_json="--json" in given)
+    return tell_answer(answer.status, found, as_json="--json" in given)
+
+
+def tell_answer(status: int, found: Any, *, as_json: bool) -> int:
+    """Print the value, or the error. Returns the exit status."""
+    if status != 200:
+        return tell_error(status, found, as_json=as_json)
+    pretty = 2 if sys.stdout.isatty() and not as_json else None
+    print(json.dumps(found["value"], ensure_ascii=False, indent=pretty))
+    return 0
 
 
 def tell_error(status: int, found: Any, *, as_json: bool = False) -> int:
@@ -79,23 +79,27 @@ def quote(name: str) -> str:
     )
 
 
-def _read(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The options and the two names. Raises ValueError."""
+def read_words(
+    words: Sequence[str], place: str = "--via SOCKET", switches: Sequence[str] = _SWITCHES
+) -> tuple[dict[str, str], list[str]]:
+    """The options and the two names. `place`: the option that says where the call goes. Raises ValueError."""
+    option = place.partition(" ")[0]
     given: dict[str, str] = {}
     names: list[str] = []
     left = list(words)
     while left:
         word = left.pop(0)
         name, equals, value = word.partition("=")
-        if word in _SWITCHES:
+        if word in switches:
             given[word] = ""
-        elif name in _OPTIONS:
+        elif name in (option, *_OPTIONS):
             if not equals and not left:
                 raise ValueError(f"{name} takes a value")
             given[name] = value if equals else left.pop(0)
         elif word.startswith("-") and word != "-":
+            owner = "the daemon's" if option == "--via" else "the workers'"
             raise ValueError(
-                f"{name} does not go with --via: policy and limits are the daemon's; leave one of them out"
+                f"{name} does not go with {option}: policy and limits are {owner}; leave one of them out"
             )
         else:
             names.append(word)
@@ -104,8 +108,19 @@ def _read(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     if not (0 < len(key) <= _MOST_KEY and key.isascii() and key.isprintable()):
         raise ValueError(f"--key takes 1 to {_MOST_KEY} printable ASCII characters")
     if len(names) != 2 or not all(names):
-        raise ValueError("write runner call --via SOCKET PLUGIN NAME; runner ps lists the plugins")
+        lists = "runner ps" if option == "--via" else "runner ps --fleet"
+        raise ValueError(f"write runner call {place} PLUGIN NAME; {lists} lists the plugins")
     return given, names
+
+
+def read_document(given: dict[str, str], tool: str) -> dict[str, Any]:
+    """The body of the call. Raises ValueError."""
+    return {
+        "tool": tool,
+        "input": _json("--input", given.get("--input")),
+        "kind": given.get("--kind"),
+        "context": _json("--context", given.get("--context")),
+    }
 
 
 def _json(option: str, word: str | None) -> Any:
@@ -121,7 +136,7 @@ def _json(option: str, word: str | None) -> Any:
     return read_json_option(option, word)
 
 
-def _seconds(word: str | None) -> float | None:
+def read_seconds(word: str | None) -> float | None:
     if word is None:
         return None
     from sandbox.units import parse_limit

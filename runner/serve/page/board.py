@@ -143,6 +143,7 @@ class Board:
         made: dict[str, Any] = {
             "daemon": self._daemon(),
             "plugins": [self._plugin(each) for each in self._supervisor.plugins()[:_MOST_PLUGINS]],
+            "fleet": self._fleet(),
             "questions": [_cut(dict(each)) for each in islice(self.questions(), _MOST_ROWS)],
         }
         with suppress(LedgerUnusable):  # the daemon's section says so
@@ -180,6 +181,18 @@ class Board:
             "uid": os.geteuid(),
             "configuration": faults[:_MOST_ROWS],
         }
+
+    def _fleet(self) -> dict[str, Any] | None:
+        """Workers and queues, if the plugins run elsewhere."""
+        found = self._roster.fleet()
+        if not found:
+            return None
+        kept = ("worker", "state", "reason", "running", "slots")
+        workers = [
+            _cut({**{key: each[key] for key in kept}, "plugins": len(each["plugins"]), "done": each["done"]})
+            for each in found["workers"][:_MOST_PLUGINS]
+        ]
+        return {"workers": workers, "queues": [_cut(each) for each in found["queues"][:_MOST_PLUGINS]]}
 
     def _plugin(self, status: Status) -> dict[str, Any]:
         known = self._roster.describe(status)

@@ -12,7 +12,7 @@ const SIZES = ["memory", "io", "file_size", "locked_memory", "message_queues", "
 const TIMES = ["cpu_time", "launch", "handshake", "call", "idle", "teardown", "deadline"];
 
 const at = (id) => document.getElementById(id);
-const board = { plugins: [], calls: [], refusals: [], connections: [], questions: [], daemon: null };
+const board = { plugins: [], calls: [], refusals: [], connections: [], questions: [], daemon: null, fleet: null };
 let samples = [];
 
 // --- text ---------------------------------------------------------------------------------------------------
@@ -302,9 +302,19 @@ function showConnections() {
   });
 }
 
+function showFleet() {
+  const right = (value) => make("td", { class: "number-cell right" }, String(value));
+  at("fleet").hidden = board.fleet === null;
+  keep(at("worker-rows"), board.fleet?.workers ?? [], (row) => make("tr", {}, make("td", { class: "name" }, row.worker),
+    make("td", {}, make("span", { class: `pill ${{ ready: "good", bad: "bad" }[row.state] ?? "warn"}` }, row.state), make("div", { class: "why brief" }, row.reason)),
+    right(`${row.running} of ${row.slots}`), right(row.plugins), right(row.done)));
+  keep(at("queue-rows"), board.fleet?.queues ?? [], (row) => make("tr", {}, make("td", { class: "name" }, row.plugin || "nobody has it", make("div", { class: "why brief" }, row.held)),
+    make("td", {}, make("code", {}, row.digest.slice(0, 12))), right(row.workers.length), right(row.waiting), right(row.begun)));
+}
+
 const SHOW = {
   daemon: [showOverview, showAttention], plugins: [showOverview, showAttention, showPlugins, showSparks], questions: [showAttention],
-  calls: [showOverview, showCalls], refusals: [showRefusals], connections: [showConnections],
+  calls: [showOverview, showCalls], refusals: [showRefusals], connections: [showConnections], fleet: [showFleet],
 };
 
 function take(name, value) {

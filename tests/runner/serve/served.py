@@ -117,10 +117,11 @@ def serving_by(
 
 
 @contextlib.contextmanager
-def serving(caller: Caller, folder: Path, *options: str) -> Iterator[Served]:
-    """`folder`: has the plugins in `plugins`; gets the socket in `run` and the ledger in `ledger`."""
+def serving(caller: Caller, folder: Path, *options: str, config: bool = True) -> Iterator[Served]:
+    """`folder`: has the plugins in `plugins`; gets the socket in `run` and the ledger in `ledger`. `config`:
+    False if the options say where plugins are."""
     at = ("--socket", str(folder / "run/serve.sock"))
-    with _serving(caller, folder, caller.start, (*at, *options)) as served:
+    with _serving(caller, folder, caller.start, (*at, *options), config) as served:
         yield served
 
 
@@ -130,6 +131,7 @@ def _serving(
     folder: Path,
     start: Callable[..., subprocess.Popen[bytes]],
     options: tuple[str, ...],
+    config: bool = True,
 ) -> Iterator[Served]:
     for name in ("run", "ledger"):
         (folder / name).mkdir(mode=0o700, exist_ok=True)
@@ -140,7 +142,8 @@ def _serving(
         manager.bind(str(path))
         path.chmod(0o777)
         manager.settimeout(SECONDS)
-        words = ("serve", "--config", str(folder / "plugins"), "--ledger", str(folder / "ledger/ledger.db"))
+        plugins = ("--config", str(folder / "plugins")) if config else ()
+        words = ("serve", *plugins, "--ledger", str(folder / "ledger/ledger.db"))
         process = start(*words, *options, env={"NOTIFY_SOCKET": str(path)})
         served = Served(process, folder, manager)
         with process:

@@ -523,7 +523,7 @@ def test_units_start_the_daemon_as_it_is_and_set_nothing_that_stops_a_launch() -
     host = (folder / "plugin-host.service").read_text()
     stopping = re.findall(r"^# (\w+)=\w+ +\S", host, re.MULTILINE)
     assert {"RestrictNamespaces", "ProtectControlGroups"} <= set(stopping)
-    for name in ("runner-serve.service", "runner-serve-user.service"):
+    for name in ("runner-serve.service", "runner-serve-user.service", "runner-worker.service"):
         unit = (folder / name).read_text()
         settings = dict(line.split("=", 1) for line in unit.splitlines() if re.match(r"\w+=", line))
         assert settings.keys().isdisjoint(stopping)
@@ -531,6 +531,8 @@ def test_units_start_the_daemon_as_it_is_and_set_nothing_that_stops_a_launch() -
         _, verb, *words = settings["ExecStart"].split()
         assert verb_parser(verb).parse_args(words).config
         assert float(settings["TimeoutStopSec"]) > daemon.DRAIN_SECONDS
+    [words] = re.findall(r"^ExecStart=\S+ serve (.*)$", (folder / "runner-door.service").read_text(), re.M)
+    assert verb_parser("serve").parse_args(words.split()).fleet
     assert (
         f"ListenStream={default_socket({})}" in (folder / "runner-serve.socket").read_text() or os.geteuid()
     )

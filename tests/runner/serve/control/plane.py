@@ -48,7 +48,12 @@ _TELLING = '"secrets": sorted(secrets()),'  # of the plugin: names only
 
 class Plane:
     def __init__(
-        self, folder: Path, supervisor: Supervisor, ledger: Ledger, database: ControlDatabase
+        self,
+        folder: Path,
+        supervisor: Supervisor,
+        ledger: Ledger,
+        database: ControlDatabase,
+        policy: str | None,
     ) -> None:
         self.ledger, self.database, self.supervisor = ledger, database, supervisor
         self.folder = folder
@@ -56,7 +61,7 @@ class Plane:
             org: OrgSettings((org.encode(),), Secrets({"api_key": value})) for org, value in SECRETS.items()
         }
         self.settings = ControlSettings(orgs)
-        self.running = RunningBindings(supervisor, database, lambda: self.settings, None, ENVIRON)
+        self.running = RunningBindings(supervisor, database, lambda: self.settings, policy, ENVIRON)
         self.desk = Desk(supervisor, ledger, None, Metrics())  # type: ignore[arg-type]
         self.deliveries = Deliveries(supervisor, ledger, Metrics(), lambda name: (), self.running.target_of)
 
@@ -150,7 +155,7 @@ def put_devkit(folder: Path, *, telling: bool = False) -> Path:
 
 
 @asynccontextmanager
-async def plane(folder: Path) -> AsyncIterator[Plane]:
+async def plane(folder: Path, policy: str | None = None) -> AsyncIterator[Plane]:
     """`folder`: gets the databases."""
     os.makedirs(folder, 0o700, exist_ok=True)
     schedule = Schedule(attempts=2, first_seconds=0.0)
@@ -161,7 +166,7 @@ async def plane(folder: Path) -> AsyncIterator[Plane]:
             open_supervisor() as supervisor,
             trio.open_nursery() as nursery,
         ):
-            made = Plane(folder, supervisor, ledger, database)
+            made = Plane(folder, supervisor, ledger, database, policy)
             nursery.start_soon(made.running.run)
             nursery.start_soon(made.deliveries.run)
             yield made

@@ -15,6 +15,7 @@ import trio
 from runner.contracts.vai.binding import is_selected
 from runner.ledger.file import LedgerFile
 from runner.ledger.rows import Accepted, Delivery, DeliveryRow, digest
+from runner.package.keys import make_key
 from runner.serve.control.running import BindingCall
 from runner.serve.desk import CallAnswer, DoorCall
 from runner.serve.refusal import Refused
@@ -44,6 +45,20 @@ async def test_calls_by_bindings(plugin_dir: Path, tmp_path: Path) -> None:
             with trio.fail_after(300):
                 await question(made)
         await _a_package_that_was_changed(made, folder)
+
+
+@pytest.mark.trio
+async def test_the_policy_of_the_daemon_counts(plugin_dir: Path, tmp_path: Path) -> None:
+    """The package is the one of the test before, which runs there."""
+    policy = tmp_path / "policy.toml"
+    make_key(str(tmp_path / "key"), "one")
+    policy.write_text(f'version = 1\n[packages]\nsignature = "required"\ntrust = "{tmp_path}/key.pub"\n')
+    policy.chmod(0o644)
+    async with plane(tmp_path / "state", str(policy)) as made:
+        await made.add_package(put_devkit(plugin_dir / "devkit", telling=True))
+        await made.bind("r", "reader")
+        with trio.fail_after(300):
+            assert _error(await made.call("r")) == (403, "policy_denied", "signature")
 
 
 @pytest.mark.trio

@@ -22,7 +22,7 @@ from runner.protocol.dialect import CallEnd, Refusal
 from runner.serve.control.database import BindingRow
 from runner.serve.control.events import event_id, read_event
 from runner.serve.control.records import read_query, record_row
-from runner.serve.deliveries import _verdict
+from runner.serve.deliveries import verdict_of
 from runner.serve.desk import CallAnswer
 from runner.serve.refusal import Refused
 from runner.session.account import CallAccount
@@ -71,12 +71,12 @@ def failed(status: str | None) -> PluginFailure:
 
 # §6 and A26
 RETRIES: Mapping[str, Callable[[], bool]] = {
-    "a hook that failed retryably is tried again": lambda: _verdict(failed("retryable_failure")) == "retry",
-    "a hook that was cancelled is tried again": lambda: _verdict(failed("cancelled")) == "retry",
-    "a hook that failed is dead": lambda: _verdict(failed("failed")) == "dead",
-    "a failure without a record is tried again": lambda: _verdict(failed(None)) == "retry",
+    "a hook that failed retryably is tried again": lambda: verdict_of(failed("retryable_failure")) == "retry",
+    "a hook that was cancelled is tried again": lambda: verdict_of(failed("cancelled")) == "retry",
+    "a hook that failed is dead": lambda: verdict_of(failed("failed")) == "dead",
+    "a failure without a record is tried again": lambda: verdict_of(failed(None)) == "retry",
     "an error without a record is dead": lambda: (
-        _verdict(PluginError(Refusal(0, "x", "…", "failed"))) == "dead"
+        verdict_of(PluginError(Refusal(0, "x", "…", "failed"))) == "dead"
     ),
     "5 attempts": lambda: Schedule().attempts == ATTEMPTS == 5,
     "10 seconds first": lambda: next_try(Schedule(), 1, 0.0, 0.0) == BACKOFF_SECONDS == 10,

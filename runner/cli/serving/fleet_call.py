@@ -1,0 +1,61 @@
+"""`runner call --fleet URL`: a call that a worker of a fleet makes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from runner.cli.serving.fleet_option import fleet_verb
+from runner.cli.serving.via import read_document, read_seconds, read_words, tell_answer
+
+if TYPE_CHECKING:
+    from runner.fleet.connection import FleetAddress
+
+_SWITCHES = ("--json", "--durable", "--no-wait")
+
+
+def call_fleet(words: Sequence[str]) -> int:
+    return fleet_verb("call", lambda: _call(words))
+
+
+def _call(words: Sequence[str]) -> int:
+    from runner.fleet.connection import read_address
+
+    given, found = read_words(words, "--fleet URL", _SWITCHES)
+    seconds = read_seconds(given.get("--timeout"))
+    document = read_document(given, found[1])
+    if "--no-wait" in given and "--durable" not in given:
+        raise ValueError("--no-wait: only a durable call goes on without somebody who waits; add --durable")
+    address = read_address(given["--fleet"])
+    status, answer = asyncio.run(_submit(address, found[0], document, seconds, given))
+    if "--no-wait" in given and status == 202:
+        print(json.dumps(answer))
+        return 0
+    return tell_answer(status, answer, as_json="--json" in given)
+
+
+async def _submit(
+    address: FleetAddress, name: str, document: dict[str, Any], seconds: float | None, given: dict[str, str]
+) -> tuple[int, Any]:
+    from runner.fleet.client import new_call, open_client
+
+    async with open_client(address) as fleet:
+        plugin = await fleet.find(name)
+        call = new_call(
+            plugin.name,
+            document["tool"],
+            document["input"],
+            kind=document["kind"],
+            seconds=seconds,
+            context=document["context"],
+            call=given.get("--key"),
+        )
+        if "--no-wait" in given:
+            await fleet.submit(plugin, call)
+            return 202, {"id": call.id}
+        # With a key the answer has to be that of the first call, so that it is a durable one.
+        durable = "--durable" in given or "--key" in given
+        answer = await fleet.call(plugin, call, durable=durable)
+        return answer.status, answer.document

@@ -1,0 +1,236 @@
+"""The daemon's door in front of a fleet: a supervisor and a roster whose plugins run elsewhere."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from runner.contracts.registry import find_contract
+from runner.fleet.client import DURABLE_KINDS, FleetPlugin
+from runner.fleet.connection import FleetAddress, NoFleet
+from runner.fleet.library import Fleet, open_fleet
+from runner.fleet.operate import queues
+from runner.ledger.rows import Effect
+from runner.library import Result, check_seconds
+from runner.lifecycle.exceptions import Unavailable, UnknownPlugin
+from runner.lifecycle.feed import BoundedFeed
+from runner.lifecycle.machine import StateName
+from runner.lifecycle.spec import LifecycleNews, Status
+from runner.lifecycle.supervisor import Supervisor
+from runner.protocol.dialect import Kind
+from runner.serve.refusal import Refused
+from runner.serve.roster import Roster
+from runner.serve.sources import SourceFault
+from runner.session.pending import OnProgress
+
+_LOOK_SECONDS = 2.0
+
+
+class FleetSupervisor(Supervisor):
+    """The plugins of a fleet. Workers start and end them; here they are called."""
+
+    def __init__(self, nursery: trio.Nursery, fleet: Fleet) -> None:
+        super().__init__(nursery, random.random, time.time)
+        self._fleet = fleet
+        self._calls = 0
+        self._idle = trio.Event()
+        self.known: dict[str, FleetPlugin] = {}
+        self.since: dict[str, float] = {}
+        self.fault = ""
+        self.overview: dict[str, Any] = {}
+
+    async def look(self) -> None:
+        """Ask who is there."""
+        try:
+            found = {each.name: each for each in await self._fleet.plugins()}
+            self.overview = await self._fleet.thread.run(queues, self._fleet.client)
+            self.fault = ""
+        except NoFleet as lost:
+            self.fault = str(lost)
+            return
+        for name in found.keys() | self.known.keys():
+            if found.get(name) != self.known.get(name):
+                self.since[name] = time.time()
+                held = found[name].held if name in found else "no worker has it"
+                self._news.tell(LifecycleNews(name, _state(found.get(name)), held, time.time()))
+        self.known = found
+
+    async def follow_fleet(self) -> None:
+        while True:
+            await self.look()
+            await trio.sleep(_LOOK_SECONDS)
+
+    def plugins(self) -> list[Status]:
+        return [
+            Status(
+                name=each.name,
+                contract=each.contract,
+                state=_state(each),
+                reason=each.held or ("" if each.workers else "no worker takes calls for it"),
+                since=self.since.get(each.name, 0.0),
+                attempts=0,
+                restarts=0,
+                sessions=len(each.workers),
+                parked=0,
+                in_flight=0,
+                queued=self.overview.get("waiting", {}).get(each.digest, 0),
+                pids=(),
+                identity=None,
+            )
+            for each in self.known.values()
+        ]
+
+    async def call(
+        self,
+        name: str,
+        tool: str,
+        input: Any = None,  # noqa: A002
+        *,
+        kind: Kind | None = None,
+        seconds: float | None = None,
+        context: Mapping[str, Any] | None = None,
+        on_progress: OnProgress | None = None,
+        caller: str = "",
+    ) -> Result:
+        check_seconds(seconds)
+        if self._draining:
+            raise Unavailable(name, "draining", self._draining)
+        call = None
+        if kind in DURABLE_KINDS and "delivery_id" in (context or {}):
+            # The door's own ledger repeats it. The same attempt is made once.
+            call = f"{(context or {})['delivery_id']}~{(context or {}).get('attempt', 1)}"
+        self._calls += 1
+        try:
+            return await self._fleet.call(
+                *(name, tool, input),
+                kind=kind,
+                seconds=seconds,
+                context=context,
+                on_progress=on_progress,
+                call=call,
+                retry=call is None,
+            )
+        finally:
+            self._calls -= 1
+            if not self._calls:
+                self._idle.set()
+
+    async def drain(self, seconds: float) -> None:
+        self._draining = "the door is being drained"
+        self._idle = trio.Event()
+        with trio.move_on_after(seconds):
+            while self._calls:
+                await self._idle.wait()
+
+    async def start(self, name: str) -> None:
+        raise _elsewhere(name)
+
+    async def stop(self, name: str, seconds: float | None = None) -> None:
+        raise _elsewhere(name)
+
+    async def reset(self, name: str) -> None:
+        raise _elsewhere(name)
+
+    def logs(self, name: str) -> str:
+        raise _elsewhere(name)
+
+    def follow(self, name: str) -> BoundedFeed[str]:
+        raise _elsewhere(name)
+
+
+class FleetRoster(Roster):
+    """What the fleet's workers offer. Policy, approvals and settings are theirs."""
+
+    def __init__(
+        self, supervisor: FleetSupervisor, environ: Mapping[str, str], say: Callable[[str], None]
+    ) -> None:
+        super().__init__(supervisor, None, (), None, None, environ, say)
+        self._fleet = supervisor
+
+    async def reload(self, name: str | None = None) -> None:
+        await self._fleet.look()
+        fault = self._fleet.fault
+        self.faults = (SourceFault("the fleet", fault),) if fault else ()
+        self.on_reload()
+
+    def _found(self, name: str) -> FleetPlugin:
+        plugin = self._fleet.known.get(name)
+        if plugin is None:
+            raise UnknownPlugin(name)
+        return plugin
+
+    def knows(self, name: str) -> bool:
+        return name in self._fleet.known
+
+    def describe(self, status: Status) -> dict[str, Any]:
+        found = {**status._asdict(), "identity": None}
+        plugin = self._fleet.known.get(status.name)
+        if plugin is not None:
+            more = {"version": plugin.version, "digest": plugin.digest, "workers": list(plugin.workers)}
+            found |= {"manifest": "", "id": plugin.name, **more}
+        return found
+
+    def effect(self, name: str, tool: str) -> Effect:
+        """Not known here: a worker asks its own manifest."""
+        self._found(name)
+        return "unknown"
+
+    def fleet(self) -> dict[str, Any] | None:
+        return self._fleet.overview or None
+
+    def hooks_for(self, event: str, name: str | None = None) -> list[tuple[str, str]]:
+        message = "a door in front of a fleet has no manifests, so it does not know which hooks want an event"
+        raise Refused(501, "fleet", message, "name plugin and hook")
+
+    def context_keys(self, name: str, kind: str = "hook") -> Sequence[str]:
+        plugin = self._fleet.known.get(name)
+        known = plugin is not None and plugin.contract
+        return find_contract(known).calls.get(kind, ()) if known else ()
+
+    async def explain(self, name: str) -> dict[str, Any]:
+        self._found(name)
+        raise _elsewhere(name)
+
+
+def _state(plugin: FleetPlugin | None) -> StateName:
+    if plugin is None:
+        return "stopped"
+    return "quarantined" if plugin.held else "ready" if plugin.workers else "stopped"
+
+
+def _elsewhere(name: str) -> Refused:
+    message = f"the plugin {name} belongs to the workers of a fleet, which start and end it themselves"
+    return Refused(
+        501, "fleet", message, "runner ctl --fleet holds plugins and workers; ask the worker's machine"
+    )
+
+
+class FleetBackend:
+    """What `runner serve --fleet` gives to the daemon."""
+
+    def __init__(self, address: FleetAddress) -> None:
+        self._address = address
+
+    @asynccontextmanager
+    async def open(self, say: Callable[[str], None]) -> AsyncIterator[Supervisor]:
+        """Raises NoFleet."""
+        async with open_fleet(self._address, say=say) as fleet, trio.open_nursery() as nursery:
+            supervisor = FleetSupervisor(nursery, fleet)
+            await supervisor.look()
+            nursery.start_soon(supervisor.follow_fleet)
+            try:
+                yield supervisor
+            finally:
+                supervisor.end_feeds()
+                nursery.cancel_scope.cancel()
+
+    def roster(
+        self, supervisor: Supervisor, environ: Mapping[str, str], say: Callable[[str], None]
+    ) -> Roster:
+        assert isinstance(supervisor, FleetSupervisor)
+        return FleetRoster(supervisor, environ, say)

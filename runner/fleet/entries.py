@@ -1,0 +1,136 @@
+"""The ledger of a fleet, in a bucket: one entry for each durable call.
+
+Only who knows its last revision can change an entry. It is made before its call begins and ended once; then
+the call is acknowledged.
+
+    waiting   nobody runs it; it was begun `attempt` times, and did nothing that forbids another one
+    began     a worker runs it, or died while it ran
+    ended     with the answer
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, Literal
+
+import nats.errors
+import nats.js.errors
+from nats.js.api import Header
+from nats.js.client import JetStreamContext
+
+from runner.fleet import names
+from sandbox.speed.value import NamedTuple
+
+_WRONG_REVISION = (10071, 10164)
+_FULL = (10077, 10054, 10023)  # too many messages or bytes, too large, no resources
+_PAUSE_SECONDS = 0.5
+
+EntryState = Literal["waiting", "began", "ended"]
+
+
+class LedgerFull(Exception):
+    """Nothing was written."""
+
+
+class LedgerEntry(NamedTuple):
+    state: EntryState
+    worker: str
+    nonce: str  # of the attempt
+    attempt: int
+    plugin: str
+    tool: str
+    began: float
+    ended: float | None = None
+    status: int = 0
+    document: dict[str, Any] | None = None
+    record: dict[str, Any] | None = None
+    dead: str | None = None  # why it became a dead letter
+
+
+class Held(NamedTuple):
+    """An entry and its revision."""
+
+    entry: LedgerEntry
+    revision: int
+
+
+def decode_entry(raw: bytes) -> LedgerEntry:
+    """Raises ValueError."""
+    found = json.loads(raw)
+    if not isinstance(found, dict) or not isinstance(found.get("state"), str):
+        raise ValueError("it is no entry of the ledger")
+    return LedgerEntry(**{key: value for key, value in found.items() if key in LedgerEntry._fields})
+
+
+class FleetLedger:
+    """On asyncio. Every method goes on trying while the servers do not answer: what was asked for may have
+    been done, so that it reads what is there before it tries again."""
+
+    def __init__(self, js: JetStreamContext) -> None:
+        self._js = js
+
+    async def read(self, user: str, key: str) -> Held | None:
+        """From the leader: another server might not know the last revision yet."""
+        subject = names.entry(names.LEDGER, f"{user}.{key}")
+        while True:
+            try:
+                found = await self._js.get_msg(f"KV_{names.LEDGER}", subject=subject)
+                return Held(decode_entry(found.data or b"{}"), found.seq or 0)
+            except nats.js.errors.NotFoundError:
+                return None
+            except (nats.errors.Error, TimeoutError):
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def write(self, user: str, key: str, entry: LedgerEntry, last: int) -> Held | None:
+        """Write it if the entry's revision is `last` (0: there is none). Returns None if it is another.
+        Raises LedgerFull if the first entry of a call has no room; an end waits until it has."""
+        raw = json.dumps({k: v for k, v in entry._asdict().items() if v is not None}).encode()
+        while True:
+            try:
+                revision = await put_if(self._js, names.entry(names.LEDGER, f"{user}.{key}"), raw, last)
+                return None if revision is None else Held(entry, revision)
+            except (nats.errors.Error, TimeoutError) as error:
+                if last == 0 and isinstance(error, nats.js.errors.APIError) and error.err_code in _FULL:
+                    raise LedgerFull(str(error.description)) from None
+                await asyncio.sleep(_PAUSE_SECONDS)
+                found = await self.read(user, key)
+                if found is not None and _same(found.entry, entry):
+                    return found  # it was written, and the answer was lost
+                if (0 if found is None else found.revision) != last:
+                    return None
+
+    async def publish(self, subject: str, document: dict[str, Any]) -> None:
+        """Publish until a server says that it is stored."""
+        raw = json.dumps(document).encode()
+        while True:
+            try:
+                await self._js.publish(subject, raw)
+                return
+            except (nats.errors.Error, TimeoutError):
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def publish_once(self, subject: str, document: dict[str, Any]) -> None:
+        """Publish to a subject that has at most one message."""
+        raw = json.dumps(document).encode()
+        while True:
+            try:
+                await put_if(self._js, subject, raw, 0)
+                return
+            except (nats.errors.Error, TimeoutError):
+                await asyncio.sleep(_PAUSE_SECONDS)
+
+
+def _same(one: LedgerEntry, other: LedgerEntry) -> bool:
+    return (one.state, one.nonce, one.attempt) == (other.state, other.nonce, other.attempt)
+
+
+async def put_if(js: JetStreamContext, subject: str, raw: bytes, last: int) -> int | None:
+    """Publish if `last` is the sequence of the subject's last message. Returns the new one, or None."""
+    try:
+        done = await js.publish(subject, raw, headers={Header.EXPECTED_LAST_SUBJECT_SEQUENCE: str(last)})
+    except nats.js.errors.APIError as error:
+        if error.err_code in _WRONG_REVISION:
+            return None
+        raise
+    return done.seq

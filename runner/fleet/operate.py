@@ -1,0 +1,150 @@
+"""What operators look at and do: workers, queues and lag, dead letters, flags. On asyncio."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import nats.errors
+import nats.js.errors
+
+from runner.fleet import names
+from runner.fleet.client import FleetClient, FleetPlugin, plugins_of
+from runner.fleet.connection import NoFleet, words_of
+from runner.fleet.messages import encode_call, stored_call
+from runner.fleet.streams import NO_STREAMS
+from runner.serve.refusal import Refused
+
+_MOST_LETTERS = 1000
+_PREFIX = "runner.dead."
+
+
+async def queues(client: FleetClient) -> dict[str, Any]:
+    """Workers, and for each plugin what waits for it. Raises NoFleet."""
+    workers = await client.workers()
+    plugins = {each.digest: each for each in plugins_of(workers)}
+    found = []
+    try:
+        for each in await client.js.consumers_info(names.CALLS):
+            mark = each.name.removeprefix("plugin_")
+            counts = {
+                "waiting": each.num_pending,
+                "begun": each.num_ack_pending,
+                "again": each.num_redelivered,
+            }
+            found.append({**_queue(plugins.pop(mark, FleetPlugin("", mark))), **counts})
+    except nats.js.errors.NotFoundError:
+        raise NoFleet(NO_STREAMS.format(names.CALLS)) from None
+    except (nats.errors.Error, TimeoutError) as error:
+        raise NoFleet(f"the servers do not tell what waits: {words_of(error)}") from None
+    found += [{**_queue(each), "waiting": 0, "begun": 0, "again": 0} for each in plugins.values()]
+    waiting = {each["digest"]: each["waiting"] for each in found}
+    return {"at": time.time(), "workers": workers, "queues": found, "waiting": waiting}
+
+
+def _queue(plugin: FleetPlugin) -> dict[str, Any]:
+    held = {"workers": list(plugin.workers), "held": plugin.held}
+    return {"plugin": plugin.name, "digest": plugin.digest, **held}
+
+
+async def overview(client: FleetClient) -> dict[str, Any]:
+    """`queues`, and how full the streams are. For operators. Raises NoFleet."""
+    found = await queues(client)
+    streams = {}
+    try:
+        for stream in (names.CALLS, names.RECORDS, names.DEAD, names.AUDIT, f"KV_{names.LEDGER}"):
+            info = await client.js.stream_info(stream)
+            most = {"most_bytes": info.config.max_bytes, "most_messages": info.config.max_msgs}
+            streams[stream] = {"messages": info.state.messages, "bytes": info.state.bytes, **most}
+    except (nats.errors.Error, TimeoutError) as error:
+        raise NoFleet(f"the servers do not tell how full the streams are: {words_of(error)}") from None
+    return {**found, "streams": streams}
+
+
+async def dead_letters(client: FleetClient) -> list[dict[str, Any]]:
+    """Without the calls themselves. Raises NoFleet."""
+    try:
+        info = await client.js.stream_info(names.DEAD, subjects_filter=">")
+        found = [
+            await client.js.get_msg(names.DEAD, subject=subject, direct=True)
+            for subject in sorted(info.state.subjects or {})[:_MOST_LETTERS]
+        ]
+    except nats.js.errors.NotFoundError:
+        raise NoFleet(NO_STREAMS.format(names.DEAD)) from None
+    except (nats.errors.Error, TimeoutError) as error:
+        raise NoFleet(f"the dead letters cannot be read: {words_of(error)}") from None
+    letters = []
+    for each in found:
+        letter = {**json.loads(each.data or b"{}"), "letter": (each.subject or "").removeprefix(_PREFIX)}
+        letters.append({**letter, "tool": (letter.pop("call", None) or {}).get("tool", "")})
+    return sorted(letters, key=lambda letter: float(letter.get("at") or 0.0))
+
+
+async def dead_letter(client: FleetClient, word: str) -> dict[str, Any]:
+    """One, with its call: by USER.ID as the list shows it. Raises Refused and NoFleet."""
+    user, _, key = word.partition(".")
+    if not names.is_token(user) or not names.is_token(key):
+        raise Refused(400, "invalid_letter", f"{word[:200]!a} is not the name of a dead letter: USER.ID")
+    try:
+        found = await client.js.get_msg(names.DEAD, subject=names.dead(user, key), direct=True)
+    except nats.js.errors.NotFoundError:
+        hint = "runner ctl dead lists them"
+        raise Refused(404, "no_such_letter", f"there is no dead letter {word}", hint) from None
+    except (nats.errors.Error, TimeoutError) as error:
+        raise NoFleet(f"the dead letter cannot be read: {words_of(error)}") from None
+    letter: dict[str, Any] = json.loads(found.data or b"{}")
+    return {**letter, "letter": word}
+
+
+async def repeat(client: FleetClient, word: str) -> str:
+    """Submit the call of a dead letter once more, for its user, with a new id and deadline. Returns the id.
+    Raises Refused and NoFleet."""
+    letter = await dead_letter(client, word)
+    call = stored_call(letter.get("call"))
+    if call is None:
+        raise Refused(409, "no_call", "this message was no call: there is nothing to repeat")
+    user, again = str(letter["user"]), int(letter.get("repeats") or 0) + 1
+    span = min(max(call.seconds or 0.0, names.USUAL_SECONDS), names.MOST_SECONDS)
+    base = call.id.partition("~again")[0]
+    new = call._replace(id=f"{base}~again{int(time.time())}", deadline=time.time() + span)
+    headers = {"Nats-Msg-Id": names.message_id(user, new.id, client.address.salt)}
+    try:
+        await client.js.publish(names.durable(user, str(letter["digest"])), encode_call(new), headers=headers)
+        await client.nc.publish(names.hint(str(letter["digest"])), b"")
+        await client.js.publish(
+            names.dead(user, names.key_of(str(letter["id"]))),
+            json.dumps({**letter, "repeats": again, "repeated_as": new.id}).encode(),
+        )
+    except (nats.errors.Error, TimeoutError) as error:
+        raise NoFleet(f"the call was not stored: {words_of(error)}") from None
+    return new.id
+
+
+async def set_flag(client: FleetClient, flag: str, reason: str | None) -> None:
+    """`reason` None: take the flag away. Raises NoFleet."""
+    headers = {"KV-Operation": "DEL"} if reason is None else None
+    subject = names.entry(names.FLAGS, flag)
+    try:
+        await client.js.publish(subject, (reason or "").encode(), headers=headers)
+    except nats.js.errors.NoStreamResponseError:
+        raise NoFleet(NO_STREAMS.format(f"KV_{names.FLAGS}")) from None
+    except (nats.errors.Error, TimeoutError) as error:
+        raise NoFleet(f"the flag was not set: {words_of(error)}") from None
+
+
+async def hold(client: FleetClient, action: str, name: str, reason: str) -> None:
+    """Quarantine a plugin (by its name in the fleet), drain a worker, or release whichever has the name.
+    Raises Refused and NoFleet."""
+    if action == "drain":
+        if not names.is_token(name):
+            raise Refused(400, "invalid_name", f"{name[:200]!a} is not the name of a worker")
+        await set_flag(client, f"drain.{name}", reason or "by an operator")
+        return
+    if action == "quarantine":
+        await set_flag(client, f"quarantine.{(await client.find(name)).digest}", reason or "by an operator")
+        return
+    if names.is_token(name) and any(each.get("worker") == name for each in await client.workers()):
+        await set_flag(client, f"drain.{name}", None)
+    else:
+        await set_flag(client, f"quarantine.{(await client.find(name)).digest}", None)

@@ -1,0 +1,158 @@
+"""The streams and buckets of a fleet. An operator makes them; nobody else may."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client as NatsClient
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    DiscardPolicy,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+)
+from nats.js.client import JetStreamContext
+
+from runner.fleet import names
+from runner.fleet.connection import API_SECONDS, NoFleet, words_of
+from sandbox.speed.value import NamedTuple
+
+_DAY = 86400.0
+_MOST_KEYS = 2000
+_PAUSE_SECONDS = 0.5
+_SAFE_IN_CLUSTERS = (2, 10)
+NO_STREAMS = "the servers have no stream {}; make it with runner ctl init --fleet URL"
+
+
+class FleetSizes(NamedTuple):
+    replicas: int = 1
+    megabytes: int = 1024  # of calls that wait; the ledger and the records have as much, others a quarter
+    calls: int = 100_000  # that wait
+
+
+def stream_configs(sizes: FleetSizes) -> list[StreamConfig]:
+    most = sizes.megabytes << 20
+
+    def bucket(name: str, **more: Any) -> StreamConfig:
+        """As clients of NATS make a bucket."""
+        return StreamConfig(
+            name=f"KV_{name}",
+            subjects=[names.entry(name, ">")],
+            max_msgs_per_subject=1,
+            allow_rollup_hdrs=True,
+            deny_delete=True,
+            allow_direct=True,
+            discard=DiscardPolicy.NEW,
+            duplicate_window=10.0,
+            num_replicas=sizes.replicas,
+            **more,
+        )
+
+    def kept(name: str, subject: str, days: int, size: int, **more: Any) -> StreamConfig:
+        return StreamConfig(
+            name=name,
+            subjects=[subject],
+            max_age=days * _DAY,
+            max_bytes=size,
+            max_msg_size=1 << 20,
+            duplicate_window=120.0,
+            storage=StorageType.FILE,
+            num_replicas=sizes.replicas,
+            **more,
+        )
+
+    # Longer than a deadline may be: a call is ended by its deadline, not by its age.
+    calls = kept(names.CALLS, names.durable("*", "*"), 7, most, max_msgs=sizes.calls)
+    calls.retention, calls.discard = RetentionPolicy.WORK_QUEUE, DiscardPolicy.NEW
+    # Ended longer ago than any call can wait in the stream, so that no call is begun a second time.
+    ledger = bucket(names.LEDGER, max_age=14 * _DAY, max_bytes=most, max_msg_size=1 << 20)
+    return [
+        calls,
+        # A record that is published again replaces itself: one for each call.
+        kept(names.RECORDS, names.record("*", "*"), 30, most, max_msgs_per_subject=1),
+        kept(names.DEAD, names.dead("*", "*"), 30, most // 4, max_msgs_per_subject=1, allow_direct=True),
+        kept(names.AUDIT, names.audit("*"), 30, most // 4),
+        ledger,
+        # In memory, and replicated like all: workers write them again every few seconds.
+        bucket(names.WORKERS, max_age=names.GONE_SECONDS, storage=StorageType.MEMORY, max_bytes=64 << 20),
+        bucket(names.FLAGS, max_bytes=4 << 20, max_msg_size=4096),
+    ]
+
+
+async def make_streams(nc: NatsClient, sizes: FleetSizes) -> list[str]:
+    """Make what is missing, and change what differs. Returns a line about each, and one about servers that
+    are too old. Raises NoFleet."""
+    js, told = nc.jetstream(timeout=API_SECONDS), []
+    for config in stream_configs(sizes):
+        name = config.name or ""
+        try:
+            try:
+                await js.stream_info(name)
+            except nats.js.errors.NotFoundError:
+                await js.add_stream(config)
+                told.append(f"{name}: made")
+            else:
+                await js.update_stream(config)
+                told.append(f"{name}: there")
+        except (nats.errors.Error, TimeoutError) as error:
+            hint = "are as many servers as --replicas says up, and has each room (max_file_store)?"
+            raise NoFleet(f"the stream {name} cannot be made: {words_of(error)}; {hint}") from None
+    found = nc.connected_server_version
+    if sizes.replicas > 1 and (found.major, found.minor) < _SAFE_IN_CLUSTERS:
+        told.append(
+            f"warning: nats-server {found.major}.{found.minor}.{found.patch} can lose a stream of a cluster"
+            " when one of the servers is killed; use 2.10 or later (docs/fleet.md)"
+        )
+    return told
+
+
+async def require_streams(js: JetStreamContext, *wanted: str, seconds: float = 0.0) -> None:
+    """Raises NoFleet if one is missing, or if the servers do not answer for so long: they choose a leader."""
+    last = time.monotonic() + seconds
+    for name in wanted:
+        while True:
+            try:
+                await js.stream_info(name)
+                break
+            except nats.js.errors.NotFoundError:
+                raise NoFleet(NO_STREAMS.format(name)) from None
+            except (nats.errors.Error, TimeoutError) as error:
+                if time.monotonic() > last:
+                    message = f"the servers do not tell about the stream {name}: {words_of(error)}"
+                    raise NoFleet(message) from None
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+
+def consumer_config(digest: str) -> ConsumerConfig:
+    """One for all workers that have the plugin. A message without a sign of life is delivered again."""
+    return ConsumerConfig(
+        durable_name=names.consumer(digest),
+        filter_subject=names.durable("*", digest),
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=names.LOST_SECONDS,
+        max_deliver=-1,
+        max_ack_pending=5000,
+        max_waiting=512,
+    )
+
+
+async def read_bucket(js: JetStreamContext, bucket: str, *, direct: bool = True) -> dict[str, bytes]:
+    """What is in a small bucket, by key. `direct`: from any server, which may not have the last change yet.
+    Raises nats.errors.Error and TimeoutError."""
+    prefix = names.entry(bucket, "")
+    info = await js.stream_info(f"KV_{bucket}", subjects_filter=">")
+    found = {}
+    for subject in sorted(info.state.subjects or {})[:_MOST_KEYS]:
+        try:
+            message = await js.get_msg(f"KV_{bucket}", subject=subject, direct=direct)
+        except nats.js.errors.NotFoundError:
+            continue
+        if not (message.headers or {}).get("KV-Operation"):
+            found[subject.removeprefix(prefix)] = message.data or b""
+    return found

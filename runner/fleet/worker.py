@@ -1,0 +1,688 @@
+"""A worker of a fleet: takes calls for the plugins it offers, no more than it has slots for. On asyncio.
+
+Every durable call has an entry in the ledger before it begins. A call that comes again is answered from its
+entry, runs again if its effect class allows that, or ends with an unknown outcome (`_begin`). Only who knows
+an entry's last revision can end it, so that a worker that was taken for dead cannot end a call again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from itertools import count
+from typing import Any, Literal
+
+import nats.errors
+import nats.js.errors
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+
+from runner.fleet import names
+from runner.fleet.connection import Connected
+from runner.fleet.crossing import AsyncioThread, CancelledOnTrio
+from runner.fleet.entries import FleetLedger, Held, LedgerEntry, LedgerFull
+from runner.fleet.messages import BadMessage, FleetCall, decode_call
+from runner.fleet.shelf import Offer, Performed, PluginShelf, repeat_of
+from runner.fleet.streams import consumer_config, read_bucket, require_streams
+from runner.ledger.retry import Schedule, next_try
+from runner.ledger.rows import digest
+from runner.outcome import Outcome
+from runner.serve.desk import CallAnswer
+from runner.serve.refusal import STATUS, outcome_error
+from sandbox.speed.value import NamedTuple
+
+_BEGIN_SECONDS = 60.0  # for servers that do not answer yet
+_POLL_SECONDS = 1.0  # between looks for calls that nobody announced
+_FLAG_SECONDS = 10.0  # between readings of the flags; a change is told at once
+_PULL_SECONDS = 5.0
+_MOST_FETCHED = 32  # at once
+_MOST_CANCELLED = 10_000  # calls that are not here, and must not begin when they come
+_MOST_PROGRESS = 1000  # of a call
+_MOST_PROGRESS_BYTES = 64 << 10
+_LAUNCH_FAILURES = 3
+_TRIAL_SECONDS = 60.0  # between trials of a node that is bad
+_ELSEWHERE_SECONDS = 2.0
+_ASK_SECONDS = 2.0
+_NODE = ("launch_failed", "sandbox_unavailable")
+
+WorkerState = Literal["ready", "drained", "draining", "bad"]
+_CANCELLED = Outcome("cancelled", "call", "the call was cancelled", "deleted")
+_DRAINED = Outcome("cancelled", "call", "the worker ends", "draining")
+_LATE = Outcome("timeout", "call", "the deadline had passed before a worker began the call", "deadline")
+
+
+class WorkerOptions(NamedTuple):
+    name: str
+    slots: int = 4
+    version: str = ""
+    schedule: Schedule = Schedule(names.MOST_ATTEMPTS, first_seconds=10.0)
+    trial: Callable[[], Awaitable[str]] | None = None  # on trio: what is wrong with this machine, or ''
+
+
+class _Running:
+    """A call that this worker has."""
+
+    def __init__(self, message: Msg | None) -> None:
+        self.message = message  # of the stream; the newest, if it came again
+        self.inner: asyncio.Task[Performed] | None = None
+        self.ended_by: Outcome | None = None  # why it was cancelled
+        self.reported = 0  # pieces of progress
+
+    def cancel(self, why: Outcome) -> None:
+        self.ended_by = self.ended_by or why
+        if self.inner is not None:
+            self.inner.cancel()
+
+
+class _Pull:
+    def __init__(self, number: int, digest: str, places: int) -> None:
+        self.number, self.digest, self.places = number, digest, places
+        self.got = 0
+        self.ended = asyncio.Event()
+
+
+class FleetWorker:
+    def __init__(
+        self,
+        bus: Connected,
+        thread: AsyncioThread,
+        shelf: PluginShelf,
+        options: WorkerOptions,
+        say: Callable[[str], None],
+    ) -> None:
+        self._nc, self._js, self._address = bus
+        self._thread, self._shelf, self._options, self._say = thread, shelf, options, say
+        self._ledger = FleetLedger(self._js)
+        self._state: WorkerState = "ready"
+        self._reason = ""
+        self._since = time.time()
+        self._running: dict[tuple[str, str], _Running] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._cancelled: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._flags: Mapping[str, str] = {}
+        self._offers: dict[str, Offer] = {}  # by digest
+        self._subscriptions: dict[str, list[Subscription]] = {}  # by digest
+        self._calling: set[Subscription] = set()  # to calls, until they are drained
+        self._pull: _Pull | None = None  # one at a time
+        self._numbers = count()
+        self._inbox = f"{self._nc.new_inbox()}.pull"
+        self._changed = asyncio.Event()  # what is offered, or how many places are free
+        self._due = asyncio.Event()  # there may be durable calls
+        self._flagged = asyncio.Event()
+        self._consumers: set[str] = set()
+        self._launch_failures = 0
+        self._counts = {"done": 0, "late": 0}  # late: it was taken for dead, and its end came after another
+
+    # --- its life -------------------------------------------------------------------------------------------
+
+    async def run(self, ready: Callable[[], None]) -> None:
+        """Work until this task is cancelled. Raises NoFleet if the streams are missing."""
+        await require_streams(self._js, f"KV_{names.FLAGS}", seconds=_BEGIN_SECONDS)
+        await self._nc.subscribe(f"{self._inbox}.*", cb=self._on_pulled)
+        await self._nc.subscribe("runner.cancel.*.*", cb=self._on_cancel)
+        await self._nc.subscribe(names.ask(self._options.name, "*", "*"), cb=self._on_ask)
+        await self._nc.subscribe(names.entry(names.FLAGS, ">"), cb=self._on_flag)
+        await self._read_flags()
+        self.refresh()
+        await self._subscribe()
+        await self._show()
+        await self._audit("began", {"slots": self._options.slots})
+        ready()
+        loops = (
+            self._keep_subscribed(),
+            self._fetch_all(),
+            self._beat(),
+            self._follow_flags(),
+            self._try_node(),
+        )
+        async with asyncio.TaskGroup() as group:
+            for each in loops:
+                group.create_task(each)
+
+    def refresh(self) -> None:
+        """What may run here may have changed."""
+        offers = {each.digest: each for each in self._shelf.offers()}
+        if offers != self._offers:
+            self._offers = offers
+        self._changed.set()
+        self._due.set()
+
+    async def drain(self, seconds: float) -> None:
+        """Take no more calls, and wait for those that run. What still runs then is cancelled."""
+        self._state, self._reason = "draining", "it was told to end"
+        self._changed.set()
+        await self._show()
+        try:
+            async with asyncio.timeout(seconds):
+                while self._tasks:
+                    await asyncio.wait(self._tasks)
+        except TimeoutError:
+            pass
+        for running in list(self._running.values()):
+            running.cancel(_DRAINED)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=names.LOST_SECONDS)
+        await self._audit("ended", {})
+        await self._forget()
+
+    @property
+    def _free(self) -> int:
+        """Places that no call has. Those that a pull may fill count as free: who waits goes first, and what
+        the pull brings then is given back."""
+        return self._options.slots - len(self._running)
+
+    @property
+    def _takes(self) -> bool:
+        return self._state == "ready"
+
+    def _start(self, work: Coroutine[Any, Any, None], key: tuple[str, str]) -> None:
+        async def whole() -> None:
+            try:
+                await work
+            except Exception as error:  # noqa: BLE001 -- our bug, of this call only: it comes again
+                self._say(f"internal: the call {'.'.join(key)}: {type(error).__name__}: {error}")
+            finally:
+                self._running.pop(key, None)
+                self._changed.set()
+                self._due.set()
+
+        task = asyncio.get_running_loop().create_task(whole())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self._changed.set()  # it may be full now
+
+    # --- what it shows and is told --------------------------------------------------------------------------
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(names.BEAT_SECONDS)
+            await self._show()
+            for running in list(self._running.values()):
+                if running.message is not None:
+                    await _quietly(running.message.in_progress())
+
+    def presence(self) -> dict[str, Any]:
+        held = {
+            name.partition(".")[2]: why for name, why in self._flags.items() if name.startswith("quarantine.")
+        }
+        plugins = [
+            {
+                **{key: getattr(each, key) for key in ("name", "digest", "contract", "version")},
+                **({"durable": each.durable} if each.durable else {}),
+                **({"held": held[each.digest] or "quarantined"} if each.digest in held else {}),
+            }
+            for each in self._offers.values()
+        ]
+        return {
+            "worker": self._options.name,
+            "version": self._options.version,
+            "state": self._state,
+            "reason": self._reason,
+            "slots": self._options.slots,
+            "running": len(self._running),
+            "since": self._since,
+            "at": time.time(),
+            "done": self._counts["done"],
+            "late": self._counts["late"],
+            "plugins": plugins,
+        }
+
+    async def _show(self) -> None:
+        raw = json.dumps(self.presence()).encode()
+        await _quietly(self._js.publish(names.entry(names.WORKERS, self._options.name), raw))
+
+    async def _forget(self) -> None:
+        """It is not listed any more."""
+        subject = names.entry(names.WORKERS, self._options.name)
+        await _quietly(self._js.publish(subject, b"", headers={"KV-Operation": "DEL"}))
+
+    async def _audit(self, what: str, detail: Mapping[str, Any]) -> None:
+        row = {"at": time.time(), "worker": self._options.name, "what": what, **detail}
+        await _quietly(self._js.publish(names.audit(self._options.name), json.dumps(row).encode()))
+
+    async def _on_flag(self, message: Msg) -> None:
+        self._flagged.set()
+
+    async def _follow_flags(self) -> None:
+        while True:
+            self._flagged.clear()
+            try:
+                async with asyncio.timeout(_FLAG_SECONDS):
+                    await self._flagged.wait()
+            except TimeoutError:
+                pass
+            await self._read_flags()
+
+    async def _read_flags(self) -> None:
+        """Flags only take away. If they cannot be read, those that are known count."""
+        try:
+            found = await read_bucket(self._js, names.FLAGS, direct=False)
+        except (nats.errors.Error, TimeoutError):
+            return
+        flags = {key: raw[:500].decode("utf-8", "replace") for key, raw in found.items()}
+        if flags == self._flags:
+            return
+        self._flags = flags
+        drained = f"drain.{self._options.name}" in flags
+        if drained and self._state == "ready":
+            self._state, self._reason = "drained", flags[f"drain.{self._options.name}"] or "by an operator"
+        elif not drained and self._state == "drained":
+            self._state, self._reason = "ready", ""
+        await self._audit("flags", {"flags": sorted(flags)})
+        self._changed.set()
+        self._due.set()
+        await self._show()
+
+    def _served(self) -> dict[str, Offer]:
+        """The plugins whose calls it takes now, by digest."""
+        if not self._takes:
+            return {}
+        return {
+            each: offer for each, offer in self._offers.items() if f"quarantine.{each}" not in self._flags
+        }
+
+    # --- a bad node -----------------------------------------------------------------------------------------
+
+    def _judge_node(self, outcome: Outcome) -> None:
+        if outcome.code in _NODE and outcome.phase != "manifest":
+            self._launch_failures += 1
+        elif outcome.code not in ("overloaded", "quarantined", "cancelled", "policy_denied", "invalid_call"):
+            self._launch_failures = 0
+
+    async def _try_node(self) -> None:
+        """Launches that fail may be one plugin's fault. A trial says whether it is this machine's."""
+        while self._options.trial is not None:
+            await asyncio.sleep(_POLL_SECONDS if self._state != "bad" else _TRIAL_SECONDS)
+            if self._launch_failures < _LAUNCH_FAILURES and self._state != "bad":
+                continue
+            fault = await self._thread.on_trio(self._options.trial)
+            self._launch_failures = 0
+            if fault and self._state == "ready":
+                self._state, self._reason = "bad", fault
+            elif not fault and self._state == "bad":
+                self._state, self._reason = "ready", ""
+            else:
+                continue
+            self._say(f"this node {'leaves the fleet: ' + fault if fault else 'is back in the fleet'}")
+            await self._audit("bad" if fault else "good", {"reason": fault})
+            self._changed.set()
+            await self._show()
+
+    # --- calls that somebody waits for ----------------------------------------------------------------------
+
+    async def _keep_subscribed(self) -> None:
+        """One task, so that subscriptions do not overtake each other."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            try:
+                await self._subscribe()
+            except (nats.errors.Error, TimeoutError):
+                await asyncio.sleep(_POLL_SECONDS)
+                self._changed.set()
+
+    async def _subscribe(self) -> None:
+        wanted = self._served() if self._free > 0 else {}
+        for each in [known for known in self._subscriptions if known not in wanted]:
+            for subscription in self._subscriptions.pop(each):
+                # What is on its way arrives, and is answered. A task of its own, because it does not let
+                # itself be cancelled.
+                draining = asyncio.ensure_future(subscription.drain())  # type: ignore[no-untyped-call]
+                await asyncio.shield(draining)
+                self._calling.discard(subscription)
+        for each in [one for one in wanted if one not in self._subscriptions]:
+            self._subscriptions[each] = [
+                await self._nc.subscribe(names.waited("*", each), names.GROUP, cb=self._on_call),
+                await self._nc.subscribe(names.hint(each), names.GROUP, cb=self._on_hint),
+            ]
+            self._calling.add(self._subscriptions[each][0])
+
+    async def _on_hint(self, message: Msg) -> None:
+        self._due.set()
+
+    async def _on_ask(self, message: Msg) -> None:
+        user, key = message.subject.split(".")[-2:]
+        if message.reply:
+            # The call itself may have come before the question, and wait to be looked at.
+            while any(each.pending_msgs for each in self._calling):  # noqa: ASYNC110 -- there is no event for it
+                await asyncio.sleep(0)
+            known = b"running" if (user, key) in self._running else b"unknown"
+            await _quietly(self._nc.publish(message.reply, known))
+
+    async def _on_cancel(self, message: Msg) -> None:
+        user, key = message.subject.split(".")[-2:]
+        if (found := self._running.get((user, key))) is not None:
+            found.cancel(_CANCELLED)
+        else:
+            self._cancelled[user, key] = None
+            if len(self._cancelled) > _MOST_CANCELLED:
+                self._cancelled.popitem(last=False)
+
+    async def _on_call(self, message: Msg) -> None:
+        user, hexadecimal = message.subject.split(".")[-2:]
+        offer = self._served().get(hexadecimal)
+        try:
+            call = decode_call(message.data, time.time())
+        except BadMessage as bad:
+            outcome = Outcome("invalid_call", "call", str(bad))
+            await self._answer(message, CallAnswer(STATUS[outcome.code], outcome_error(outcome)))
+            return
+        place = user, call.key
+        if offer is None or self._free <= 0 or place in self._running:
+            outcome = Outcome(
+                "overloaded", "call", "all places of this worker are taken", "no_slot", "call again"
+            )
+            await self._answer(message, CallAnswer(STATUS[outcome.code], outcome_error(outcome, id=call.id)))
+            return
+        self._running[place] = _Running(None)
+        self._start(self._serve_waited(message, user, call, offer), place)
+
+    async def _serve_waited(self, message: Msg, user: str, call: FleetCall, offer: Offer) -> None:
+        running = self._running[user, call.key]
+        await _quietly(self._nc.publish(message.reply, json.dumps({"worker": self._options.name}).encode()))
+        began = time.time()
+        done = self._refusal(user, call, offer)
+        if done is None:
+            done = await self._perform(running, user, call, offer, None)
+        await self._answer(message, done.answer)
+        self._counts["done"] += 1
+        record = self._record(user, call, offer, done, began, 1)
+        # Of its own, because a durable call may have the same id.
+        subject = names.record(user, f"waited~{secrets.token_hex(12)}")
+        await _quietly(self._js.publish(subject, json.dumps(record).encode()))
+
+    async def _answer(self, message: Msg, answer: CallAnswer) -> None:
+        document = {"status": answer.status, "document": answer.document, "headers": dict(answer.headers)}
+        await _quietly(self._nc.publish(message.reply, json.dumps(document).encode()))
+
+    def _refusal(self, user: str, call: FleetCall, offer: Offer) -> Performed | None:
+        """Why the call must not begin."""
+        outcome = None
+        if call.plugin != offer.name:
+            message = f"the plugin of this digest is {offer.name}, and the call is for {call.plugin[:200]}"
+            outcome = Outcome("invalid_call", "call", message)
+        elif self._cancelled.pop((user, call.key), True) is None:
+            outcome = _CANCELLED
+        elif call.deadline <= time.time():
+            outcome = _LATE
+        if outcome is None:
+            return None
+        answer = CallAnswer(STATUS[outcome.code], outcome_error(outcome, id=call.id))
+        return Performed(answer, outcome, "dead" if outcome is _LATE else "ended")
+
+    async def _perform(
+        self, running: _Running, user: str, call: FleetCall, offer: Offer, attempt: int | None
+    ) -> Performed:
+        loop = asyncio.get_running_loop()
+
+        def on_progress(value: Mapping[str, Any]) -> None:  # on trio
+            loop.call_soon_threadsafe(self._tell_progress, running, user, call.key, value)
+
+        if call.seconds is not None:
+            call = call._replace(seconds=max(0.0, min(call.seconds, call.deadline - time.time())))
+        running.inner = loop.create_task(
+            self._thread.on_trio(self._shelf.perform, offer, call, user, attempt, on_progress)
+        )
+        if running.ended_by is not None:
+            running.inner.cancel()
+        try:
+            done = await running.inner
+        except (asyncio.CancelledError, CancelledOnTrio):
+            if running.ended_by is None and not running.inner.done():
+                raise  # this task itself is cancelled
+            outcome = running.ended_by or _DRAINED
+            answer = CallAnswer(STATUS[outcome.code], outcome_error(outcome, id=call.id))
+            done = Performed(answer, outcome)
+        self._judge_node(done.outcome)
+        return done
+
+    def _tell_progress(self, running: _Running, user: str, key: str, value: Mapping[str, Any]) -> None:
+        running.reported += 1
+        raw = json.dumps(value).encode()
+        if running.reported <= _MOST_PROGRESS and len(raw) <= _MOST_PROGRESS_BYTES:
+            task = asyncio.get_running_loop().create_task(
+                _quietly(self._nc.publish(names.progress(user, key), raw))
+            )
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _record(
+        self, user: str, call: FleetCall, offer: Offer, done: Performed, began: float, attempt: int
+    ) -> dict[str, Any]:
+        given = digest([call.input, dict(call.context or {})])
+        unknown = done.answer.document.get("execution_outcome")
+        return {
+            "id": call.id,
+            "user": user,
+            "plugin": offer.name,
+            "digest": offer.digest,
+            "tool": call.tool,
+            "kind": call.kind or "",
+            "worker": self._options.name,
+            "attempt": attempt,
+            "effect": self._shelf.effect(offer, call.tool),
+            "began": began,
+            "ended": time.time(),
+            "code": done.outcome.code,
+            "cause": done.outcome.cause,
+            "input_digest": given.digest,
+            "input_bytes": given.size,
+            "output_digest": done.output.digest,
+            "output_bytes": done.output.size,
+            **({"execution_outcome": unknown} if unknown else {}),
+        }
+
+    # --- durable calls --------------------------------------------------------------------------------------
+
+    async def _fetch_all(self) -> None:
+        while True:
+            self._due.clear()
+            for offer in self._served().values():
+                while self._takes and (places := min(self._free, _MOST_FETCHED)) > 0:
+                    if await self._fetch(offer, places) < places:
+                        break
+            try:
+                async with asyncio.timeout(_POLL_SECONDS):
+                    await self._due.wait()
+            except TimeoutError:
+                pass
+
+    async def _fetch(self, offer: Offer, places: int) -> int:
+        """Ask for so many calls. Returns how many came."""
+        pull = self._pull = _Pull(next(self._numbers), offer.digest, places)
+        try:
+            if offer.digest not in self._consumers:
+                await self._js.add_consumer(names.CALLS, consumer_config(offer.digest))
+                self._consumers.add(offer.digest)
+            asked = json.dumps({"batch": pull.places, "no_wait": True}).encode()
+            subject = f"$JS.API.CONSUMER.MSG.NEXT.{names.CALLS}.{names.consumer(offer.digest)}"
+            await self._nc.publish(subject, asked, reply=f"{self._inbox}.{pull.number}")
+            async with asyncio.timeout(_PULL_SECONDS):
+                await pull.ended.wait()
+        except (nats.errors.Error, TimeoutError):
+            self._consumers.discard(offer.digest)  # it may be gone
+        finally:
+            self._pull = None
+        return pull.got
+
+    async def _on_pulled(self, message: Msg) -> None:
+        pull = self._pull
+        if "Status" in (message.headers or {}):  # nothing more for the pull of this number
+            if pull is not None and message.subject == f"{self._inbox}.{pull.number}":
+                pull.ended.set()
+            return
+        user, hexadecimal = message.subject.split(".")[-2:]  # that it was published to
+        if pull is not None and pull.digest == hexadecimal and pull.got < pull.places:
+            pull.got += 1
+            if pull.got == pull.places:
+                pull.ended.set()
+        offer = self._served().get(hexadecimal)
+        if offer is None or self._free <= 0:
+            await _quietly(message.nak(_POLL_SECONDS))
+            return
+        try:
+            call = decode_call(message.data, time.time())
+        except BadMessage as bad:
+            await self._bury_bad(message, user, offer, str(bad))
+            return
+        place = user, call.key
+        if (known := self._running.get(place)) is not None:
+            # It came again although it runs here: the signs of life were lost with the connection.
+            if known.message is not None:
+                known.message = message
+            else:
+                await _quietly(message.nak(names.BEAT_SECONDS))
+            return
+        self._running[place] = _Running(message)
+        self._start(self._serve_durable(user, call, offer), place)
+
+    async def _bury_bad(self, message: Msg, user: str, offer: Offer, why: str) -> None:
+        key = f"bad~{message.metadata.sequence.stream}"
+        letter = {"id": key, "user": user, "plugin": offer.name, "digest": offer.digest, "reason": why}
+        try:
+            await self._js.publish(names.dead(user, key), json.dumps({**letter, "at": time.time()}).encode())
+        except (nats.errors.Error, TimeoutError):
+            return  # it comes again
+        await _quietly(message.term())
+
+    async def _serve_durable(self, user: str, call: FleetCall, offer: Offer) -> None:
+        running = self._running[user, call.key]
+        try:
+            held = await self._begin(running, user, call, offer)
+        except LedgerFull as full:
+            self._say(f"the ledger of the fleet takes no entry, so the call {call.id} does not begin: {full}")
+            await self._later(running, names.BEAT_SECONDS)
+            return
+        if held is None:
+            return
+        attempt = held.entry.attempt
+        done = self._refusal(user, call, offer)
+        if done is None:
+            done = await self._perform(running, user, call, offer, attempt)
+        self._counts["done"] += 1
+        if running.ended_by is _DRAINED:
+            if repeat_of(self._shelf, offer, call.tool) == "again":
+                await self._release(running, user, call, held, 0.0)
+                return
+            done = self._unknown(call, "the worker ended while the call ran")
+        pause = self._pause(call, done, attempt)
+        if pause is not None:
+            await self._release(running, user, call, held, pause)
+            return
+        await self._end(running, user, call, offer, held, done)
+
+    def _pause(self, call: FleetCall, done: Performed, attempt: int) -> float | None:
+        """Seconds until a call that did not succeed is tried again. None: it is not."""
+        if done.fate == "elsewhere":
+            busy = done.outcome.code in ("overloaded", "quarantined", "cancelled")
+            return _ELSEWHERE_SECONDS if busy or attempt < names.MOST_ATTEMPTS else None
+        if done.fate == "retry" and call.retry:
+            due = next_try(self._options.schedule, attempt, 0.0, secrets.randbelow(1000) / 1000)
+            return None if due is None or time.time() + due > call.deadline else due
+        return None
+
+    async def _begin(self, running: _Running, user: str, call: FleetCall, offer: Offer) -> Held | None:
+        """Write that the call begins. Returns None if it must not begin: then it was seen to."""
+        nonce = secrets.token_hex(12)
+        last, attempt = 0, 1
+        while True:
+            mine = LedgerEntry(
+                "began", self._options.name, nonce, attempt, offer.name, call.tool, time.time()
+            )
+            held = await self._ledger.write(user, call.key, mine, last)
+            if held is not None:
+                return held
+            found = await self._ledger.read(user, call.key)
+            if found is None:
+                last, attempt = 0, 1
+                continue
+            last, attempt = found.revision, found.entry.attempt + 1
+            if found.entry.state == "ended":
+                await self._tell_end(running, user, call, found.entry)
+                return None
+            if found.entry.state == "waiting":
+                continue
+            if await self._runs(found.entry.worker, user, call.key):
+                # Its signs of life were lost, or the submitter has stored the call a second time.
+                await self._later(running, names.BEAT_SECONDS)
+                return None
+            # It had begun, and whoever began it is gone.
+            if repeat_of(self._shelf, offer, call.tool) == "again" and attempt <= names.MOST_ATTEMPTS:
+                continue
+            lost = f"the worker {found.entry.worker} was lost while the call ran"
+            await self._end(running, user, call, offer, found, self._unknown(call, lost))
+            return None
+
+    async def _runs(self, worker: str, user: str, key: str) -> bool:
+        """Whether a worker says that it runs a call. One that does not answer is lost."""
+        for _ in range(2):
+            try:
+                subject = names.ask(worker, user, key)
+                answer = await self._nc.request(subject, timeout=_ASK_SECONDS)
+                return bytes(answer.data) == b"running"
+            except (nats.errors.Error, TimeoutError):
+                pass
+        return False
+
+    def _unknown(self, call: FleetCall, why: str) -> Performed:
+        message = f"{why}, and nobody knows what it did"
+        outcome = Outcome("crashed", "call", message, "worker_lost", "find out, and call again with a new id")
+        document = outcome_error(outcome, id=call.id, invocation=None, execution_outcome="unknown")
+        return Performed(CallAnswer(STATUS[outcome.code], document), outcome, "dead")
+
+    async def _release(self, running: _Running, user: str, call: FleetCall, held: Held, pause: float) -> None:
+        """Let it be tried again, here or elsewhere."""
+        entry = held.entry._replace(state="waiting")
+        if await self._ledger.write(user, call.key, entry, held.revision) is None:
+            self._counts["late"] += 1
+        await self._later(running, pause)
+
+    async def _later(self, running: _Running, pause: float) -> None:
+        if running.message is not None:
+            await _quietly(running.message.nak(pause or None))
+
+    async def _end(
+        self, running: _Running, user: str, call: FleetCall, offer: Offer, held: Held, done: Performed
+    ) -> None:
+        entry = held.entry._replace(
+            state="ended",
+            nonce=held.entry.nonce if held.entry.worker == self._options.name else secrets.token_hex(12),
+            ended=time.time(),
+            status=done.answer.status,
+            document=done.answer.document,
+            record=self._record(user, call, offer, done, held.entry.began, held.entry.attempt),
+            dead=None if done.fate == "ended" else done.outcome.message,
+        )
+        written = await self._ledger.write(user, call.key, entry, held.revision)
+        if written is None:
+            # Another worker took this one for dead and ended the call, or began it again.
+            self._counts["late"] += 1
+            await self._audit("late", {"id": call.id, "user": user, "code": done.outcome.code})
+            found = await self._ledger.read(user, call.key)
+            if found is None or found.entry.state != "ended":
+                return
+            entry = found.entry
+        await self._tell_end(running, user, call, entry)
+
+    async def _tell_end(self, running: _Running, user: str, call: FleetCall, entry: LedgerEntry) -> None:
+        """Its record, once, and then the stream forgets the call."""
+        if entry.dead is not None:
+            told = {"id": call.id, "user": user, "reason": entry.dead, "call": call._asdict()}
+            row = {key: (entry.record or {}).get(key) for key in ("plugin", "digest", "code", "attempt")}
+            await self._ledger.publish_once(names.dead(user, call.key), {**told, **row, "at": entry.ended})
+        await self._ledger.publish(names.record(user, call.key), entry.record or {})
+        await _quietly(self._nc.publish(names.done(user, call.key), b""))
+        if running.message is not None:
+            await _quietly(running.message.ack())
+
+
+async def _quietly(sending: Awaitable[Any]) -> None:
+    """Send what may be lost: it is said again, or somebody asks."""
+    try:
+        await sending
+    except (nats.errors.Error, TimeoutError):
+        pass

@@ -1,0 +1,124 @@
+"""A worker in the test's process, whose plugins are functions: what a fleet does, without any launch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from runner.fleet.client import FleetClient, FleetPlugin, new_call, open_client
+from runner.fleet.connection import connect, read_address
+from runner.fleet.crossing import AsyncioThread, open_asyncio_thread
+from runner.fleet.messages import FleetCall
+from runner.fleet.shelf import Offer, OnProgress, Performed
+from runner.fleet.worker import FleetWorker, WorkerOptions
+from runner.ledger.retry import Schedule
+from runner.outcome import Outcome
+from runner.serve.desk import CallAnswer
+from runner.serve.refusal import STATUS, outcome_error
+
+QUICK = Schedule(attempts=3, first_seconds=0.01, jitter=0.0)
+EFFECTS = {"read": "read_only", "put": "idempotent_write", "pay": "non_idempotent_write"}
+
+
+class Functions:
+    """A shelf. Each tool notes that it ran and answers; `hold` waits until it is let go."""
+
+    def __init__(self, name: str = "plain", digest: str = "d" * 64) -> None:
+        self.offer = Offer(name, digest, "mcp", "1", ("event",), ("event",))
+        self.offered = True
+        self.ran: list[tuple[str, int | None]] = []  # tool, attempt
+        self.at_once = self.most_at_once = 0
+        self.begun = trio.Event()
+        self.go = trio.Event()
+        self.outcome: Outcome | None = None
+        self.fate: Any = "ended"
+
+    @property
+    def plugin(self) -> FleetPlugin:
+        return FleetPlugin(self.offer.name, self.offer.digest, durable=self.offer.durable)
+
+    def offers(self) -> tuple[Offer, ...]:
+        return (self.offer,) if self.offered else ()
+
+    def effect(self, offer: Offer, tool: str) -> str:
+        return EFFECTS.get(tool, "unknown")
+
+    async def perform(
+        self, offer: Offer, call: FleetCall, caller: str, attempt: int | None, on_progress: OnProgress
+    ) -> Performed:
+        self.ran.append((call.tool, attempt))
+        self.at_once += 1
+        self.most_at_once = max(self.at_once, self.most_at_once)
+        self.begun.set()
+        on_progress({"message": "half"})
+        try:
+            if isinstance(call.input, dict) and call.input.get("hold"):
+                await self.go.wait()
+        finally:
+            self.at_once -= 1
+        if self.outcome is not None:
+            answer = CallAnswer(STATUS[self.outcome.code], outcome_error(self.outcome, id=call.id))
+            return Performed(answer, self.outcome, self.fate)
+        document = {"id": call.id, "value": [caller, call.tool, call.input], "invocation": None}
+        return Performed(CallAnswer(200, document), Outcome("ok", "call", ""))
+
+
+class Inside:
+    """On asyncio: a client, and workers that are started and cut off."""
+
+    def __init__(self, url: str, thread: AsyncioThread, client: FleetClient) -> None:
+        self.url, self.thread, self.client = url, thread, client
+        self.said: list[str] = []
+
+    @asynccontextmanager
+    async def worker(
+        self, shelf: Functions, name: str = "w", slots: int = 4, **options: Any
+    ) -> AsyncIterator[FleetWorker]:
+        given = WorkerOptions(name, slots, schedule=QUICK, **options)
+        async with connect(read_address(self.url), name, stays=True) as bus:
+            worker = FleetWorker(bus, self.thread, shelf, given, self.said.append)
+            ready = asyncio.Event()
+            task = asyncio.ensure_future(worker.run(ready.set))
+            waiting = asyncio.ensure_future(ready.wait())
+            await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
+            assert ready.is_set(), task.result()
+            try:
+                yield worker
+            finally:
+                self.thread._soon(shelf.go.set)
+                await worker.drain(30)
+                task.cancel()
+                await asyncio.gather(task, waiting, return_exceptions=True)
+
+    async def durable(self, shelf: Functions, tool: str, given: Any = None, **options: Any) -> CallAnswer:
+        call = new_call(shelf.offer.name, tool, given, **options)
+        return await self.client.call(shelf.plugin, call, durable=True)
+
+    async def until(self, condition: Callable[[], Any]) -> Any:
+        """Poll: what NATS does has no event of ours."""
+        async with asyncio.timeout(60):
+            while True:
+                found = condition()
+                if isinstance(found, Awaitable):
+                    found = await found
+                if found:
+                    return found
+                await asyncio.sleep(0.01)
+
+
+def inside(url: str, act: Callable[[Inside], Awaitable[Any]]) -> Any:
+    """Run it on asyncio, in a thread beside trio, as the product does."""
+
+    async def on_asyncio(thread: AsyncioThread) -> Any:
+        async with open_client(read_address(url), stays=True) as client:
+            return await act(Inside(url, thread, client))
+
+    async def main() -> Any:
+        async with open_asyncio_thread() as thread:
+            return await thread.run(on_asyncio, thread)
+
+    return trio.run(main)

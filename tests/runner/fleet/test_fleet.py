@@ -1,0 +1,157 @@
+"""A fleet of real processes: its verbs, its door, and the same answers as a cold call and a daemon give."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from runner.exceptions import PluginFailure
+from runner.fleet.client import FleetClient, new_call
+from runner.fleet.library import open_fleet
+from tests.conftest import Caller
+from tests.runner.fleet.bus import Bus, ask, working
+from tests.runner.serve.served import Served, serving
+from tests.runner.serve.shelf import SHARES, Shelved, put_example
+
+pytestmark = [
+    pytest.mark.launches,
+    pytest.mark.needs("nats"),
+    pytest.mark.usefixtures("nothing_left"),
+]
+# Parts of answers that differ from call to call.
+VARYING = re.compile(
+    r'"(id|invocation_id|trace_id|tool_execution_id|deadline_at|started_at|ended_at|pid|served)": '
+    r'("[^"]*"|\d+)'
+)
+
+
+def plain(document: Any) -> Any:
+    """Without what differs from call to call."""
+    return json.loads(VARYING.sub(r'"\1": 0', json.dumps(document, sort_keys=True)))
+
+
+# A cold call by the library, as the verbs make it: `runner call` also lists the tools if one is missing.
+COLD = """
+import json, runner, sys
+from runner.outcome import outcome_document
+path, tool, given = sys.argv[1:]
+try:
+    print(json.dumps({"value": runner.call(path, tool, json.loads(given))}))
+except (runner.PluginError, runner.PluginFailure) as error:
+    print(json.dumps({"error": outcome_document(error.outcome)}))
+"""
+
+
+def ask_all_ways(caller: Caller, folder: Path, url: str, door: Served, each: Shelved) -> None:
+    """The same call and the same mistake: cold, at the door of the fleet, waited and durable in the fleet."""
+    path = str(folder / "plugins" / each.name.removeprefix("acme."))
+    for tool in (each.tool, "nothing"):
+        given = json.dumps(each.input)
+        argv = [*caller.python, "-c", COLD, path, tool, given]
+        cold = subprocess.run(argv, env=caller.environ, capture_output=True, text=True, cwd="/", check=True)
+        found = {"cold": json.loads(cold.stdout), "door": door.call(each.name, tool, each.input)[1]}
+
+        async def in_fleet(client: FleetClient, tool: str = tool) -> list[Any]:
+            plugin = await client.find(each.name)
+            calls = [new_call(plugin.name, tool, each.input) for _ in range(2)]
+            return [(await client.call(plugin, calls[way], durable=bool(way))).document for way in range(2)]
+
+        found["fleet"], found["durable"] = ask(url, in_fleet)
+        kept = {way: _kept(document) for way, document in found.items()}
+        if each.contract == "kaged" and tool != "nothing":  # it counts its calls
+            kept = {way: sorted(document) for way, document in kept.items()}
+        assert len(set(map(json.dumps, kept.values()))) == 1, kept
+        assert ("error" in kept["cold"]) == (tool == "nothing")
+
+
+def _kept(document: Any) -> Any:
+    """What has to be the same by each way."""
+    if "value" in document:
+        return plain({"value": document["value"]})
+    return plain({"error": document["error"]})
+
+
+def test_the_same_answers_cold_at_the_door_and_in_the_fleet(
+    runner_as: Caller, plugin_dir: Path, bus: Bus
+) -> None:
+    (plugin_dir / "plugins").mkdir()
+    shelved = [put_example(contract, f"{contract}9", plugin_dir / "plugins") for contract in SHARES]
+    assert len(shelved) == 6
+    with working(runner_as, plugin_dir, bus.url, name="six") as worker:
+        with serving(runner_as, plugin_dir, "--fleet", bus.url, config=False) as door:
+            for each in shelved:
+                ask_all_ways(runner_as, plugin_dir, bus.url, door, each)
+            ask_the_door(door)
+            door.end()
+        ask_by_the_library(bus.url)
+        ask_by_verbs(runner_as, bus.url)
+        assert "draining" in worker.end()
+
+
+def ask_the_door(door: Served) -> None:
+    listed = {each["name"]: each for each in door.ask("GET", "/plugins")[1]["plugins"]}
+    assert {each["state"] for each in listed.values()} == {"ready"}
+    assert listed["mcp9"]["workers"] == ["six"]
+    status, tools = door.ask("GET", "/plugins/mcp9/tools")
+    assert status == 200 and "greet" in {each["name"] for each in tools["tools"]}
+    headers = {"Idempotency-Key": "k"}
+    first = door.call("mcp9", "greet", {"name": "you"}, **headers)
+    assert first[0] == 200 and door.call("mcp9", "greet", {"name": "you"}, **headers) == first
+    for path in ("start", "stop", "reset"):
+        status, found = door.ask("POST", f"/plugins/mcp9/{path}")
+        assert (status, found["error"]["code"]) == (501, "fleet")
+    assert door.call("nothing", "greet")[0] == 404
+    event = {"type": "run.completed", "subject": {"kind": "run", "id": "r"}, "summary": {}}
+    delivery = {"id": "d.1", "plugin": "acme.vai9", "hook": "notify", "event": event}
+    assert door.ask("POST", "/deliveries", delivery)[0] == 202
+    while (row := door.ask("GET", "/deliveries/d.1")[1])["state"] in ("queued", "running"):
+        pass
+    assert row["state"] == "acked", row
+
+
+def ask_by_the_library(url: str) -> None:
+    async def main() -> None:
+        async with open_fleet(url) as fleet:
+            result = await fleet.call("mcp9", "greet", {"name": "you"}, durable=True)
+            assert "Hello, you!" in json.dumps(result.value)
+            with pytest.raises(PluginFailure, match="tool_not_exposed"):
+                await fleet.call("mcp9", "nothing")
+
+    trio.run(main)
+
+
+def ask_by_verbs(caller: Caller, url: str) -> None:
+    fleet = ("--fleet", url)
+    shown = caller("ps", *fleet)
+    assert shown.returncode == 0 and re.search(r"^six +ready", shown.stdout, re.M), shown
+    assert json.loads(caller("ps", *fleet, "--json").stdout)["workers"]
+    call = ("call", *fleet, "--durable", "--key", "k.1", "mcp9", "greet", "--input", '{"name": "you"}')
+    first, again = caller(*call), caller(*call)
+    assert "Hello, you!" in first.stdout == again.stdout, (first, again)
+    rows = [
+        (("call", *fleet, "none", "x"), 2, "no worker of the fleet has a plugin 'none'"),
+        (("call", *fleet, "--policy", "open", "mcp9", "greet"), 2, "--policy does not go with --fleet"),
+        (("call", *fleet, "--no-wait", "mcp9", "greet"), 2, "add --durable"),
+        (("call", *fleet, "mcp9"), 2, "runner call --fleet URL PLUGIN NAME"),
+        (("call", "--durable", "none", "greet"), 2, "add --fleet URL"),
+        (("call", "--fleet", "nats://127.0.0.1:1", "a", "b"), 10, "no server of the fleet at"),
+        (("call", "--fleet", "/nowhere", "a", "b"), 2, "no such file"),
+        (("ctl", "dead"), 2, "add --fleet URL"),
+        (("ctl", "reload", *fleet), 2, "leave out --fleet"),
+        (("ctl", "show", "anyone.none", *fleet), 2, "there is no dead letter"),
+        (("ctl", "init", "--replicas", "2", *fleet), 2, "1, 3 or 5"),
+        (("ctl", "dead", *fleet), 0, ""),
+        (("serve", *fleet, "--config", "/"), 2, "leave the others out"),
+        (("worker", "--nats", url, "--config", "/none"), 2, "there is no such file"),
+        (("worker", "--nats", url, "--config", "/etc", "--slots", "0"), 2, "--slots 0"),
+        (("worker", "--nats", url, "--config", "/etc", "--name", "a.b"), 2, "--name"),
+    ]
+    for words, status, said in rows:
+        done = caller(*words)
+        assert done.returncode == status and said in done.stderr, (words, done)
