@@ -34,7 +34,8 @@ from scripts.releasing.sbom import BUILD_ONLY, sbom
 NAME = "plugin-runner"
 PREFIX = f"usr/lib/{NAME}"
 # python-prctl would have to be compiled; without it sandbox/process.py makes the same calls through ctypes.
-LEFT_OUT = BUILD_ONLY | {"python-prctl"}
+# The extra [fleet] is left out: nkeys has no wheel.
+LEFT_OUT = BUILD_ONLY | {"python-prctl", "nats-py", "nkeys", "pynacl"}
 # Wheels are named after the oldest C library they run with. Debian 12 has 2.36.
 _GLIBC = range(36, 16, -1)
 
