@@ -180,15 +180,16 @@ def test_dependencies_are_those_that_layers_may_import() -> None:
         *project["dependencies"],
         *(
             each
-            for extra in ("prctl", "serve", "oci", "gateway")
+            for extra in ("prctl", "serve", "oci", "gateway", "fleet")
             for each in project["optional-dependencies"][extra]
+            if each != "plugin-runner[serve]"  # which gateway and fleet need too
         ),
     ]
-    wanted.remove("plugin-runner[serve]")  # which the gateway needs too
     names = {
         requirement.partition(">=")[0]
         .replace("python-prctl", "prctl")
         .replace("pyyaml", "yaml")
+        .replace("nats-py[nkeys]", "nats")
         .replace("-", "_")
         for requirement in wanted
     }
