@@ -14,9 +14,9 @@ FROM debian:trixie-slim AS build
 RUN apt-get update \
  && apt-get install -y --no-install-recommends gcc libc6-dev libcap-dev python3-dev python3-venv
 WORKDIR /src
-# Dependencies first: they change less often than the code, and python-prctl has to be compiled. Each has one version
-# and the hashes of its files (requirements.txt says how it is made). That includes setuptools, which compiles
-# python-prctl and the runner: without build isolation pip downloads nothing that is not in the list.
+# Dependencies first, those of every extra: they change less often than the code, and python-prctl has to be compiled.
+# Each has one version and the hashes of its files (requirements.txt says how it is made). That includes setuptools,
+# which compiles python-prctl and the runner: without build isolation pip downloads nothing that is not in the list.
 COPY requirements.txt ./
 RUN python3 -m venv /opt/runner \
  && sed -n '/^setuptools==/,/[^\\]$/p' requirements.txt > setuptools.txt \

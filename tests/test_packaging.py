@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -17,7 +18,8 @@ import pytest
 
 import runner
 from runner.contracts.registry import contract_names, example_folder
-from scripts.container.image import copied, read_dockerfile
+from scripts.releasing import distributions as distributions_of_release
+from scripts.releasing.distributions import NotReleasable, build_twice
 from tests.conftest import PACKAGES, ROOT
 
 # Files that tools leave in the tree: neither code nor data of the program.
@@ -25,32 +27,39 @@ _NOT_OURS = {"__pycache__"}
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel built from a copy, because setuptools writes build/ and *.egg-info beside the sources.
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Wheel and sdist, built twice from copies in other folders and with other times of the files, and the
+    wheel once more from the sdist. It fails if any two are not the same bit for bit."""
+    wheel, sdist = build_twice(tmp_path_factory.mktemp("dist"), 1_700_000_000)
+    return wheel, sdist
 
-    Built without isolation, which would download setuptools for each run of the tests.
-    """
-    source = tmp_path_factory.mktemp("source")
-    # What the image is built from.
-    names = sorted(set(copied(read_dockerfile((ROOT / "Dockerfile").read_text()))))
-    subprocess.run(["cp", "-r", "--parents", *names, str(source)], cwd=ROOT, check=True)
-    out = tmp_path_factory.mktemp("wheel")
-    argv = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "--quiet",
-        "--no-deps",
-        "--no-build-isolation",
-        "--wheel-dir",
-        str(out),
-        str(source),
-    ]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    [path] = out.glob("*.whl")
-    return path
+
+@pytest.fixture(scope="module")
+def wheel(distributions: tuple[Path, Path]) -> Path:
+    return distributions[0]
+
+
+def test_builds_that_differ_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The control of the fixture: builds whose files depend on the folder."""
+
+    def build(sources: Path, out: Path, *_: object) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "x.whl").write_text(str(sources))
+        with tarfile.open(out / "x.tar.gz", "w:gz") as packed:
+            packed.add(sources / "LICENSE", "x/LICENSE")
+
+    monkeypatch.setattr(distributions_of_release, "build", build)
+    with pytest.raises(NotReleasable, match="differs between two builds"):
+        build_twice(tmp_path, 0)
+
+
+def test_the_sdist_has_no_trace_of_the_machine(distributions: tuple[Path, Path]) -> None:
+    with tarfile.open(distributions[1]) as packed:
+        members = packed.getmembers()
+    assert {(each.uid, each.gid, each.uname, each.gname, each.mtime) for each in members} == {
+        (0, 0, "", "", 1_700_000_000)
+    }
+    assert {each.mode for each in members if each.isfile()} == {0o644, 0o755}
 
 
 def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
@@ -171,15 +180,16 @@ def test_dependencies_are_those_that_layers_may_import() -> None:
         *project["dependencies"],
         *(
             each
-            for extra in ("prctl", "serve", "oci", "gateway")
+            for extra in ("prctl", "serve", "oci", "gateway", "fleet")
             for each in project["optional-dependencies"][extra]
+            if each != "plugin-runner[serve]"  # which gateway and fleet need too
         ),
     ]
-    wanted.remove("plugin-runner[serve]")  # which the gateway needs too
     names = {
         requirement.partition(">=")[0]
         .replace("python-prctl", "prctl")
         .replace("pyyaml", "yaml")
+        .replace("nats-py[nkeys]", "nats")
         .replace("-", "_")
         for requirement in wanted
     }

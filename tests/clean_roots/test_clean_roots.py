@@ -1,0 +1,101 @@
+"""The Debian package and the wheel, installed and tried in clean roots of each release that they are for."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import runner
+from scripts.releasing.deb import ARCHITECTURES, SUITES, build_deb
+from scripts.releasing.distributions import build, copy_sources
+
+HERE = Path(__file__).parent
+EPOCH = 1_700_000_000
+CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
+UBUNTU_KEYS = "/usr/share/keyrings/ubuntu-archive-keyring.gpg"
+MIRRORS = {
+    **dict.fromkeys(("bookworm", "trixie"), "http://deb.debian.org/debian"),
+    "noble": "http://archive.ubuntu.com/ubuntu",
+}
+pytestmark = [
+    *(pytest.mark.needs("root", "registry"), pytest.mark.launches),
+    *(pytest.mark.broad, pytest.mark.bound(3000)),
+]
+
+
+def architecture() -> str:
+    return next(name for name, machine in ARCHITECTURES.items() if machine == os.uname().machine)
+
+
+@pytest.fixture(scope="module", params=SUITES)
+def suite(request: pytest.FixtureRequest) -> str:
+    """A release whose packages for this machine the mirror has."""
+    name = str(request.param)
+    if name == "noble" and not os.path.exists(UBUNTU_KEYS):  # Debian 12 has no package of them
+        pytest.skip(f"needs Ubuntu's keys in {UBUNTU_KEYS}, to check what is fetched and run as root")
+    index = f"{MIRRORS[name]}/dists/{name}/main/binary-{architecture()}/Packages.xz"
+    try:
+        with urllib.request.urlopen(urllib.request.Request(index, method="HEAD"), timeout=60):
+            return name
+    except OSError as error:
+        pytest.skip(f"needs {index}: {error}")
+
+
+@pytest.fixture(scope="module")
+def base(suite: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    assert shutil.which("mmdebstrap"), "apt-get install mmdebstrap (scripts/setup all)"
+    root = tmp_path_factory.mktemp("base") / suite
+    parts = "main,universe" if suite == "noble" else "main"  # pipx is in universe
+    argv = ["mmdebstrap", "--quiet", "--variant=minbase", f"--components={parts}", suite, str(root)]
+    subprocess.run([*argv, MIRRORS[suite]], check=True, timeout=1200)
+    yield root
+    shutil.rmtree(root)
+
+
+def try_in(base: Path, folder: Path, script: str, files: dict[str, Path]) -> dict[str, str]:
+    """Run a script in a copy of the root. Returns what it printed, by the first word of each line."""
+    root = folder / "root"
+    subprocess.run(["cp", "-a", "--reflink=auto", str(base), str(root)], check=True)
+    if os.path.exists(CERTIFICATES):  # pip asks the same registry as this machine
+        files = {**files, "certificates": Path(CERTIFICATES)}
+    for name, path in {**files, script: HERE / script}.items():
+        shutil.copyfile(path, root / "opt" / name)
+    argv = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", str(HERE / "enter.sh"), str(root)]
+    env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PIP_CERT": "/opt/certificates", "LANG": "C.UTF-8"}
+    env |= {name: value for name, value in os.environ.items() if name.lower().endswith("_proxy")}
+    try:
+        done = subprocess.run(
+            [*argv, "bash", f"/opt/{script}"], env=env, capture_output=True, text=True, timeout=2400
+        )
+    finally:
+        shutil.rmtree(root)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
+    return {name: rest for name, _, rest in (line.partition(" ") for line in done.stdout.splitlines())}
+
+
+def test_the_debian_package(suite: str, base: Path, tmp_path: Path) -> None:
+    deb = build_deb(suite, architecture(), tmp_path / "one", EPOCH)
+    assert deb.read_bytes() == build_deb(suite, architecture(), tmp_path / "two", EPOCH).read_bytes()
+    found = try_in(base, tmp_path, "try_deb.sh", {"package.deb": deb})
+    assert found["version"] == f"runner {runner.__version__}"
+    assert found["doctor"].startswith("Every layer that the default policy requires can be enforced here.")
+    for who in ("root", "person"):
+        assert json.loads(found[who]) == {"greeting": f"Hello, {who}!"}
+    assert found["man"].startswith("RUNNER(1)") and found["bash"].endswith("runner")
+    assert found["gateway"] and ("apparmor" in found) == SUITES[suite].apparmor
+    assert found["left"] == ""
+
+
+def test_the_wheel_with_pipx(base: Path, tmp_path: Path) -> None:
+    build(copy_sources(tmp_path / "sources"), tmp_path / "dist", EPOCH, "build_wheel")
+    [wheel] = (tmp_path / "dist").glob("*.whl")
+    found = try_in(base, tmp_path, "try_wheel.sh", {wheel.name: wheel})
+    assert found["version"] == f"runner {runner.__version__}"
+    assert json.loads(found["root"]) == {"greeting": "Hello, root!"}
