@@ -1,0 +1,182 @@
+"""What is done while a call fails: commands of the runner, and what has to be true of each afterwards."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sandbox.limits.cgroup import sweep
+from sandbox.limits.cgroup_survey import survey
+from sandbox.paths.mounts import read_mounts
+from tests.conftest import Caller, vanished
+from tests.faults.inject import Fault, Injector, Place, observing
+from tests.faults.table import ERRNOS, MAY_HAVE_RUN, NOT_STARTED, SHORTAGES
+
+# A run that has not ended by then hangs. The slowest waits for its launch limit, of 10 seconds.
+SECONDS = 120.0
+_AT_ONCE = 3
+
+
+@dataclass
+class Ran:
+    """How a run with a fault ended."""
+
+    status: int
+    out: bytes
+    err: str
+    report: dict[str, Any] | None
+    places: list[Place] = field(repr=False)
+
+    @property
+    def code(self) -> str:
+        """Its outcome; of a run without a report "": its exit status and a message say it."""
+        return str(self.report["outcome"]["code"]) if self.report else ""
+
+
+@dataclass
+class Scene:
+    """A command of the runner, or a program."""
+
+    caller: Caller
+    words: Sequence[str]
+    # What is wrong with the machine afterwards, as sentences. Called after the checks of all scenes.
+    check: Callable[[Ran, Fault], Iterable[str]] = lambda ran, fault: ()
+    reports: bool = False  # it takes --report
+    program: str = ""  # Python that runs in place of the runner, with `words` as its arguments
+    before: Callable[[], None] = lambda: None  # called before each run
+    _number: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self, fault: Fault | None) -> tuple[Ran, list[str]]:
+        """Run it with a fault. Returns how it ended, and what is wrong."""
+        with self._lock:
+            self._number += 1
+            report = self.caller.home / f"report-{self._number}.json"
+        words = [*self.words[:1], "--report", str(report), *self.words[1:]] if self.reports else self.words
+        injector, wrong = Injector(fault), []
+        self.before()
+        caller = observing(self.caller, self.program)
+        with injector.run(lambda **more: caller.start(*words, stdin=subprocess.DEVNULL, **more)) as process:
+            try:
+                out, err = process.communicate(timeout=SECONDS)
+            except subprocess.TimeoutExpired:
+                wrong.append(f"it hangs: {[*map(_cmdline, injector.pids)]}")
+                process.kill()
+                out, err = process.communicate()
+        said = json.loads(report.read_text()) if report.exists() else None
+        report.unlink(missing_ok=True)
+        ran = Ran(process.returncode, out, err.decode(errors="replace"), said, injector.places)
+        if fault is None:
+            return ran, wrong
+        if not injector.reached:
+            return ran, ["the fault was not reached"]
+        if not vanished(injector.pids):
+            wrong.append(f"processes are left: {[*map(_cmdline, injector.pids)]}")
+        is_killed = fault.signal == signal.SIGKILL
+        if left := _cgroups(process.pid, swept=is_killed or fault.place.call in ("unlinkat", "rmdir")):
+            wrong.append(f"cgroups are left: {left}")
+        if not self.program and not (is_killed and fault.place.role == "runner"):
+            wrong += _faults_of_outcome(ran, fault, reports=self.reports)
+        wrong += self.check(ran, fault)
+        return ran, wrong
+
+    def places(self) -> list[Place]:
+        """The places that several healthy runs have in common, in order."""
+        runs = []
+        for _ in range(3):
+            ran, wrong = self.run(None)
+            assert ran.status == 0 and not wrong, ran
+            runs.append(ran.places)
+        return [place for place in runs[0] if all(place in others for others in runs[1:])]
+
+    def sweep(self, faults: Sequence[Fault], at_once: int = _AT_ONCE) -> None:
+        """Run it with each of the faults. Fails once, and names every fault that did wrong."""
+        assert faults
+        with ThreadPoolExecutor(at_once) as pool:
+            results = list(pool.map(self.run, faults))
+        bad = [
+            f"{fault}: {'; '.join(wrong)}\n    exit {ran.status} {ran.code}: {ran.err.strip()[-400:]}"
+            for fault, (ran, wrong) in zip(faults, results, strict=True)
+            if wrong
+        ]
+        assert not bad, f"{len(bad)} of {len(faults)} faults:\n" + "\n".join(bad)
+
+
+def _faults_of_outcome(ran: Ran, fault: Fault, *, reports: bool) -> Iterable[str]:
+    """What is wrong with the class of an outcome, and how it is told."""
+    if "Traceback" in ran.err:
+        yield "it prints a traceback"
+    if ran.status != 0 and "runner" not in ran.err:
+        yield "it says nothing"
+    if not reports:
+        return
+    begun = ran.out or ran.status not in (2, 70)  # else it failed before it knew that it has to report
+    if not ran.report and begun and "report" not in ran.err:
+        yield "there is no report, and no message about it"
+    if ran.status < 0:
+        yield f"signal {-ran.status} ended the runner"
+    if ran.code == "ok" and ran.status:
+        yield "its status and its report differ"
+    if ran.code and ran.out and ran.code not in MAY_HAVE_RUN:
+        yield f"the plugin ran, and {ran.code} says that nothing was started"
+    if ran.code and not ran.out and ran.code not in NOT_STARTED | MAY_HAVE_RUN:
+        yield f"{ran.code} is not the class of a launch that failed"
+    if fault.error in SHORTAGES and ran.code == "policy_denied":
+        yield f"{errno.errorcode[fault.error]} is no fault of the policy"
+
+
+def select(places: Sequence[Place], most: int | None) -> list[Fault]:
+    """The faults of these places: all errnos at each, or `most` of them, spread over the kinds of calls."""
+    if most is None:
+        return [Fault(place, error) for place in places for error in ERRNOS[place.call]]
+    kinds = dict.fromkeys((place.role, place.call) for place in places)
+    firsts = [next(place for place in places if place[:2] == kind) for kind in kinds]
+    chosen = firsts[:: max(1, len(firsts) // most)][:most]
+    return [
+        Fault(place, ERRNOS[place.call][number % len(ERRNOS[place.call])])
+        for number, place in enumerate(chosen)
+    ]
+
+
+def confinement(out: bytes) -> list[str]:
+    """What a plugin that prints its own /proc says about its cage, without what differs between two runs."""
+    found = []
+    for line in out.decode(errors="replace").splitlines():
+        if re.match(r"(Uid|Gid|Groups|Cap\w+|NoNewPrivs|Seccomp\w*):|Max ", line):
+            found.append(" ".join(line.split()))
+        elif re.match(r"\d+:.*:/", line):  # of /proc/self/cgroup
+            found.append(re.sub(r"runner-\d+-\d+-\d+", "runner-GROUP", line))
+        elif " - " in line:  # of /proc/self/mountinfo: place, options and kind
+            found.append(" ".join((*line.split()[4:6], line.split(" - ")[1].split()[0])))
+    return found
+
+
+def _cgroups(pid: int, *, swept: bool) -> list[str]:
+    """The groups that a runner has left. `swept`: after the next runner has looked."""
+    found = []
+    for site in survey(read_mounts()).sites:
+        if swept:
+            sweep(site.directory)
+        found += [
+            f"{site.directory}/{name}"
+            for name in os.listdir(site.directory)
+            if name.startswith(f"runner-{pid}-") and not name.endswith("-self")
+        ]
+    return found
+
+
+def _cmdline(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ").strip()
+    except OSError:
+        return ""
