@@ -60,11 +60,11 @@ class Fault(NamedTuple):
         return f"{self.place.role} {self.place.call} {self.place.number} {what}"
 
 
-def observing(caller: Caller, program: str = "") -> Caller:
+def observing(caller: Caller, program: str = "", first: str = "") -> Caller:
     """The same caller. Its runners install the filter before they begin: `Injector.run` starts them.
-    `program`: Python to run in place of the runner."""
+    `program`: Python to run in place of the runner. `first`: Python to run before it."""
     instead = f"{program}\nraise SystemExit(0)" if program else ""
-    return prepared(caller, _INSTALL.format(filter=_filter().hex(), channel=_CHANNEL) + instead)
+    return prepared(caller, _INSTALL.format(filter=_filter().hex(), channel=_CHANNEL) + first + instead)
 
 
 _INSTALL = """\
@@ -103,7 +103,7 @@ class Injector:
         self.reached = False
         self.places: list[Place] = []  # all of this run, in order
         self.hit: int = 0  # the pid of the process at the place
-        self.pids: set[int] = set()  # all processes that made a call
+        self.pids: set[int] = set()  # all processes that made a call, but for the runner
         self._counts: Counter[tuple[int, str, str]] = Counter()
         self._roles: dict[int, str] = {}
         self._born: list[int] = []  # children of the runner in its own pid namespace
@@ -161,7 +161,8 @@ class Injector:
     def _judge(self, pid: int, call: str) -> int:
         """The errno that this call gets; 0: it goes on."""
         role = self._roles.get(pid) or self._role(pid)
-        self.pids.add(pid)
+        if pid != self._runner:
+            self.pids.add(pid)
         if role == "plugin":
             return 0
         self._counts[pid, role, call] += 1

@@ -18,7 +18,7 @@ from runner.install.store import Store
 from runner.ledger.file import open_file
 from tests.conftest import ROOT, Caller
 from tests.faults.inject import Fault, Place
-from tests.faults.scenes import Ran, Scene, select
+from tests.faults.scenes import Ran, Scene, each_of, select
 from tests.runner.install.test_store import LOCK, REQUEST
 from tests.runner.ledger.test_crash import check_calls, check_deliveries, drain
 
@@ -34,7 +34,8 @@ def some(scene: Scene) -> None:
 
 def each(scene: Scene) -> None:
     places = scene.places()
-    scene.sweep([*select(places, None), *(Fault(place, signal=signal.SIGKILL) for place in places)], at_once=1)
+    killed = [Fault(place, signal=signal.SIGKILL) for place in places]
+    scene.sweep([*each_of(places), *killed], at_once=1)
 
 
 @pytest.fixture(params=[some, pytest.param(each, marks=[pytest.mark.broad, pytest.mark.bound(60 * MINUTES)])])
@@ -63,14 +64,14 @@ def test_an_approval(sweep: Sweep, runner_as: Caller, manifest: Path) -> None:
         found: list[dict[str, object]] = json.loads(done.stdout)["approvals"]
         return found
 
-    def is_whole(ran: Ran, fault: Fault) -> Iterable[str]:
+    def is_whole(ran: Ran, fault: Fault | None) -> Iterable[str]:
         found = listed()
         if ran.status == 0 and len(found) != 1:
             yield "it says that it is allowed, and it is not"
         if any(each.get("fault") for each in found):
             yield f"the approval is damaged: {found}"
         names = [path.name for path in folder.rglob("*") if path.is_file()]
-        if len(names) > len(found) and not (fault.signal or fault.place.call.startswith("unlink")):
+        if len(names) > len(found) and fault and not (fault.signal or fault.place.call.startswith("unlink")):
             yield f"files are left: {names}"
 
     def forget() -> None:
@@ -91,7 +92,7 @@ def test_a_plan(
     assert wanted > 10
     folder = Path(runner_as.environ["XDG_CACHE_HOME"])
 
-    def launches(ran: Ran, fault: Fault) -> Iterable[str]:
+    def launches(ran: Ran, fault: Fault | None) -> Iterable[str]:
         done = runner_as("exec", str(manifest))
         if (done.returncode, done.stdout.count("\n")) != (0, wanted):
             yield f"the next launch is another: {done}"
@@ -127,7 +128,7 @@ def test_a_package(sweep: Sweep, runner_as_root: Caller, plugin_dir: Path) -> No
     root, place = plugin_dir / "store", plugin_dir / "runner-install-1"
     store = Store(str(root))
 
-    def is_whole(ran: Ran, fault: Fault) -> Iterable[str]:
+    def is_whole(ran: Ran, fault: Fault | None) -> Iterable[str]:
         found = store.find(REQUEST)
         if found is None and ran.out == b"installed":
             yield "it says that it is installed, and it is not"
@@ -136,7 +137,7 @@ def test_a_package(sweep: Sweep, runner_as_root: Caller, plugin_dir: Path) -> No
         with store.changing(lambda text: None):  # the next change removes what was not finished
             pass
         left = [str(path) for path in (place, *root.rglob(".*"), *root.glob("fetching*")) if path.exists()]
-        if left and not fault.place.call.startswith(("unlink", "rmdir")):
+        if left and fault and not fault.place.call.startswith(("unlink", "rmdir")):
             yield f"files are left: {left}"
 
     def forget() -> None:
@@ -162,7 +163,7 @@ except LedgerUnusable as unusable:
 def test_a_ledger(sweep: Sweep, runner_as_root: Caller, plugin_dir: Path) -> None:
     path = plugin_dir / "ledger" / "ledger.db"
 
-    def has_one_outcome_each(ran: Ran, fault: Fault) -> Iterable[str]:
+    def has_one_outcome_each(ran: Ran, fault: Fault | None) -> Iterable[str]:
         if "Traceback" in ran.err:
             yield f"an error that is not told: {ran.err[-300:]}"
         said = [json.loads(line) for line in ran.out.splitlines()]
