@@ -41,8 +41,8 @@ def as_failure(stage: Stage | None) -> Iterator[None]:
         raise known from None
 
 
-# The runner itself, or the machine, has no more of something. Nothing is wrong with the file or the folder that
-# was about to be opened.
+# The runner itself, or the machine, has no more of something. Nothing is wrong with the file or folder that was
+# about to be opened.
 _SHORTAGES = {
     errno.EMFILE: "raise the limit of open files of the process that starts the runner (ulimit -n)",
     errno.ENFILE: "the machine has no more open files: end other programs, or raise fs.file-max (sysctl)",
@@ -167,7 +167,9 @@ def _unexpected(error: Exception) -> tuple[Outcome, int]:
 
     match error:
         case SpawnError():
-            hint = _SHORTAGES.get(error.errno, "run `runner doctor`: it says which layer this machine refuses")
+            hint = _SHORTAGES.get(
+                error.errno, "run `runner doctor`: it says which layer this machine refuses"
+            )
             if error.errno == errno.EDQUOT:
                 hint = "each plugin has a key, and this user may have no more (/proc/key-users): end other "
                 hint += "plugins, or as root raise kernel.keys.maxkeys and kernel.keys.maxbytes (sysctl)"

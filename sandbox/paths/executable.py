@@ -87,9 +87,7 @@ def read_head(path: str, real: str) -> bytes:
         ) from None
     except OSError as error:
         hint = f"chmod a+rx {real}" if isinstance(error, PermissionError) else _UNREAD_HINT
-        raise ProgramFault(
-            f"{path} cannot be read: {error.strerror}", hint, found=True
-        ) from None
+        raise ProgramFault(f"{path} cannot be read: {error.strerror}", hint, found=True) from None
     try:
         return os.read(fd, 4096)
     finally:

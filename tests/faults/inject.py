@@ -198,6 +198,8 @@ class Injector:
             return "bwrap" if len(status["NSpid"].split()) == 2 else "bwrap-init"
         if not program.startswith("python"):
             return "plugin"
+        if int(status["Tgid"]) == self._runner:
+            return "runner"  # a thread of it
         levels = status["NSpid"].split()
         if len(levels) > 2:
             return "plugin"

@@ -115,11 +115,18 @@ ERRNOS: dict[str, tuple[int, ...]] = {
     "kill": (EPERM, ESRCH),
 }
 
+# bubblewrap goes on if a capability cannot be dropped from the bounding set. Nobody in the cage can gain one:
+# no new privileges, and none in any other set.
+UNDROPPED = ("bwrap-init", "prctl")
+# The launcher's word that it executes the program: four bytes into an empty pipe. That cannot fail while
+# there is a reader, and without one the cage ends.
+NEVER_FAILS = {("runner-launcher", "write")}
+
 # The runner or the machine has no more of something. That is no fault of a file, a policy or a plugin.
 SHORTAGES = frozenset({EMFILE, ENFILE, ENOMEM, EAGAIN, ENOBUFS})
 
-# Classes of outcomes (runner/outcome.py). A plugin that may have run is never of a class that says that nothing
-# was started: whoever asked would start it again.
+# Classes of outcomes (runner/outcome.py). A plugin that may have run is never of a class that says that
+# nothing was started: whoever asked would start it again.
 NOT_STARTED = frozenset(
     {"launch_failed", "sandbox_unavailable", "policy_denied", "policy_invalid", "manifest_invalid"}
 )

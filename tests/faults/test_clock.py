@@ -1,4 +1,4 @@
-"""The wall clock jumps between two steps of the ledger: no outcome is lost, and nothing waits for the clock."""
+"""The wall clock jumps between two steps of the ledger: no outcome is lost, and no delivery waits for it."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def _pids() -> Iterator[str]:
 
 
 @pytest.mark.needs("root")
-@pytest.mark.parametrize("controller, name", [("pids", "pids.max"), ("memory", "memory.limit_in_bytes")])
+@pytest.mark.parametrize(("controller", "name"), [("pids", "pids.max"), ("memory", "memory.limit_in_bytes")])
 def test_a_group_around_the_runner(
     runner_as_root: Caller, plugin_dir: Path, write_file: Callable[..., Path], controller: str, name: str
 ) -> None:
@@ -102,7 +102,8 @@ def test_a_group_around_the_runner(
 def full_disk(place: Path) -> Iterator[Path]:
     """A file system without any room."""
     place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=2,mode=755", "none", str(place)], check=True)
+    options = "size=64k,nr_inodes=2,mode=755"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(place)], check=True)
     try:
         with open(place / "all", "wb") as file, contextlib.suppress(OSError):
             while True:

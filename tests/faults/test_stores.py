@@ -81,9 +81,7 @@ def test_an_approval(sweep: Sweep, runner_as: Caller, manifest: Path) -> None:
 
 
 @pytest.mark.launches
-def test_a_plan(
-    sweep: Sweep, runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path]
-) -> None:
+def test_a_plan(sweep: Sweep, runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path]) -> None:
     """A stored plan that is damaged, or half written, is not used: the launch is the same."""
     entry = {"command": "/bin/cat", "args": ["/proc/self/mountinfo"]}
     manifest = write_file(plugin_dir / "mcp.json", json.dumps({"mcpServers": {"demo": entry}}))
