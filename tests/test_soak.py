@@ -446,8 +446,8 @@ def grown_in_calls(first: Sample, last: Sample, slack: int) -> dict[str, object]
     if sum(last["threads"].values()) > sum(first["threads"].values()) + AT_ONCE:  # trio keeps idle ones
         found["threads"] = (first["threads"], last["threads"])
     for name in ("fds", "cgroups", "mounts"):
-        if last[name] != first[name]:  # type: ignore[literal-required]
-            found[name] = (first[name], last[name])  # type: ignore[literal-required]
+        if last[name] != first[name]:
+            found[name] = (first[name], last[name])
     if last["objects"] > first["objects"] + 1000 + (last["calls"] - first["calls"]) * OBJECTS_PER_CALL:
         found["objects"] = (first["objects"], last["objects"])
     for name, size in last["rss"].items():

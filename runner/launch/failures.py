@@ -41,8 +41,8 @@ def as_failure(stage: Stage | None) -> Iterator[None]:
         raise known from None
 
 
-# The runner itself, or the machine, has no more of something. Nothing is wrong with the file or folder that was
-# about to be opened.
+# The runner itself, or the machine, has no more of something. Nothing is wrong with the file or folder that
+# was about to be opened.
 _SHORTAGES = {
     errno.EMFILE: "raise the limit of open files of the process that starts the runner (ulimit -n)",
     errno.ENFILE: "the machine has no more open files: end other programs, or raise fs.file-max (sysctl)",

@@ -14,7 +14,7 @@ from sandbox.spawn.launcher import ExecReport
 from sandbox.spawn.order import read_ending
 from sandbox.speed.scopes import suppress
 from sandbox.speed.signals import signal
-from sandbox.speed.typed import TYPE_CHECKING, Callable
+from sandbox.speed.typed import TYPE_CHECKING, Any, Callable
 from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class Cell:
         self._launched = False  # its report is complete: it has become the program, or has ended
         self._started = started
         self._exit: Exit | None = None
-        self._reaped: tuple[int, os.struct_rusage] | None = None  # the status of the cell's init, its usage
+        self._reaped: tuple[int, Any] | None = None  # the status of the cell's init, its usage
 
     def release(self) -> bool:
         """Start the program of a parked cell; its times run from now on. False: it was released before, or
