@@ -46,7 +46,7 @@ def as_failure(stage: Stage | None) -> Iterator[None]:
 _SHORTAGES = {
     errno.EMFILE: "raise the limit of open files of the process that starts the runner (ulimit -n)",
     errno.ENFILE: "the machine has no more open files: end other programs, or raise fs.file-max (sysctl)",
-    errno.ENOMEM: "the machine, or a group around the runner, has no more memory: end other programs",
+    errno.ENOMEM: "end other programs, or raise the limit of memory of the runner (ulimit -v, its cgroup)",
     errno.ENOBUFS: "the machine has no more memory for sockets: end other programs",
     errno.EAGAIN: "no more processes can be made: raise the limit of processes (ulimit -u)",
 }
@@ -182,6 +182,9 @@ def _unexpected(error: Exception) -> tuple[Outcome, int]:
                 other = "check the limits of the process that starts the runner (ulimit -a), and its disks"
                 hint = _SHORTAGES.get(error.errno or 0, other)
             return Outcome("launch_failed", "launch", str(error), "resources", hint), EXEC_NO_CAGE
+        case MemoryError():
+            message, hint = "the runner has no more memory", _SHORTAGES[errno.ENOMEM]
+            return Outcome("launch_failed", "launch", message, "resources", hint), EXEC_NO_CAGE
     text = f"{type(error).__name__}: {error}"
     hint = "this is a bug in the runner: set RUNNER_DEBUG=1 for a traceback, and please report it"
     return Outcome("internal", "launch", text, "bug", hint), EXEC_NO_CAGE

@@ -96,10 +96,10 @@ class Scene:
         wrong += self.check(ran, fault)
         return ran, wrong
 
-    def places(self) -> list[Place]:
+    def places(self, runs_in_common: int = 3) -> list[Place]:
         """The places that several healthy runs have in common, in order."""
         runs = []
-        for _ in range(3):
+        for _ in range(runs_in_common):
             ran, wrong = self.run(None)
             assert ran.status == 0 and not wrong, ran
             runs.append(ran.places)
@@ -164,8 +164,9 @@ def each_of(places: Sequence[Place]) -> list[Fault]:
     return found
 
 
-def select(places: Sequence[Place], most: int) -> list[Fault]:
-    """So many faults, spread over the kinds of calls."""
+def select(scene: Scene, most: int) -> list[Fault]:
+    """So many faults, spread over the kinds of calls, each at the first call of its kind."""
+    places = scene.places(1)
     kinds = dict.fromkeys((place.role, place.call) for place in places)
     firsts = [next(place for place in places if place[:2] == kind) for kind in kinds]
     chosen = firsts[:: max(1, len(firsts) // most)][:most]

@@ -48,7 +48,7 @@ file_size = "1M"
 disk = "4M"
 output = "1M"
 launch = "1m"
-deadline = "4m"
+deadline = "2m"
 """
 
 
@@ -105,7 +105,7 @@ def call(runner_as: Caller, plugin_dir: Path) -> Scene:
 
 
 def test_some_calls_of_a_call_fail(call: Scene) -> None:
-    call.sweep(select(call.places(), 8))
+    call.sweep(select(call, 5))
 
 
 @pytest.mark.broad
@@ -122,11 +122,12 @@ def test_each_process_of_a_call_is_killed_at_its_calls(call: Scene) -> None:
 
 
 def test_some_calls_of_a_launch_fail(launch: Scene) -> None:
-    launch.sweep(select(launch.places(), 12))
+    launch.sweep(select(launch, 8))
 
 
-# Once bubblewrap runs, the runner's clocks hold for all of these. Before, it waits for a copy of itself.
-_CLOCKED = ("bwrap", "bwrap-init", "runner-init", "runner-launcher")
+# Once bubblewrap runs, the runner's clocks hold for all of these. Before, it waits for a copy of itself. Not
+# bubblewrap's init: while it holds the launcher's pipe, nobody sees that the program runs.
+_CLOCKED = ("bwrap", "runner-init", "runner-launcher")
 
 
 @pytest.mark.broad

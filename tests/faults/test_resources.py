@@ -119,7 +119,7 @@ def test_a_disk_without_room(
 ) -> None:
     """State, report, approvals and caches on it: a launch that needs room says so, and others do not."""
     words = plain(runner_as_root, plugin_dir, write_file)
-    with full_disk(plugin_dir / "full") as full:
+    with full_disk(runner_as_root.home.parent / "full") as full:
         done = runner_as_root("exec", "--state-dir", str(full / "state"), *words[1:])
         assert done.returncode == 125 and not done.stdout, done
         assert "launch_failed" in done.stderr and "make room on the filesystem of" in done.stderr

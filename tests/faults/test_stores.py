@@ -28,7 +28,7 @@ Sweep = Callable[[Scene], None]
 
 
 def some(scene: Scene) -> None:
-    faults = select(scene.places(), 8)
+    faults = select(scene, 6)
     scene.sweep([*faults, Fault(faults[-1].place, signal=signal.SIGKILL)], at_once=1)
 
 
@@ -180,5 +180,5 @@ def test_a_ledger(sweep: Sweep, runner_as_root: Caller, plugin_dir: Path) -> Non
 
     order = {"path": str(path), "run": 0, "acts": ACTS, "crash_at": 0, "now": 1e9}
     scene = Scene(runner_as_root, [json.dumps(order)], has_one_outcome_each, program=_WRITER, before=forget)
-    assert Place("runner", "pwrite64", 1) in scene.places()
+    assert Place("runner", "pwrite64", 1) in scene.places(1)
     sweep(scene)

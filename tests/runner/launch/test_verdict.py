@@ -44,6 +44,12 @@ def ended(
     return End(exit_, reason, number, forced, limit)
 
 
+def unreported() -> End:
+    """bubblewrap has started the program, and ended before it told how that ended."""
+    end = ended(None)
+    return end._replace(exit=end.exit._replace(reached_exec=True))
+
+
 def unexecuted(number: int, *, found: bool) -> End:
     end = ended(None)
     return end._replace(exit=end.exit._replace(unexecuted=ExecReport(False, number, found)))
@@ -94,6 +100,7 @@ def by_caller(code: int | None) -> End:
         (ended(None, killed=15), "crashed", "signal:15", 143),
         # It never ran.
         (ended(None), "launch_failed", "bubblewrap", 125),
+        (unreported(), "internal", "bubblewrap", 125),
         # The cage stood, and the kernel did not execute the program.
         (unexecuted(errno.ENOENT, found=False), "launch_failed", "not_found", 127),
         (unexecuted(errno.ENOTDIR, found=False), "launch_failed", "not_found", 127),
