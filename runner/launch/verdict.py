@@ -95,13 +95,13 @@ def judge(end: End, limits: Limits, decided_by: DecidedBy = ()) -> tuple[Outcome
         None,
         128 + _SIGKILL,
     ):  # otherwise it ended by itself at that moment
+        after = amount_of("launch", limits)
         outcome = Outcome(
-            "launch_failed",
-            "launch",
-            f"the program did not run after {amount_of('launch', limits)}",
-            "deadline",
-            LAUNCH_HINT,
+            "launch_failed", "launch", f"the program did not run after {after}", "deadline", LAUNCH_HINT
         )
+        if end.exit.reached_exec:  # bubblewrap had no time to let go of the pipe that shows it
+            message = f"the program was started, and its cage was not finished after {after}"
+            outcome = outcome._replace(code="timeout", message=message)
         return outcome, EXEC_DEADLINE
     if end.reason == "deadline":
         return TIMEOUT._replace(hint=raise_hint("deadline", decided_by)), EXEC_DEADLINE

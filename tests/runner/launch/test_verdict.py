@@ -206,7 +206,7 @@ def by_limit(name: str, code: int | None = KILL) -> End:
         # Clocks.
         (by_deadline(KILL), "timeout", "deadline", 124, ("deadline",)),
         (ended(None, reason="launch", forced=True), "launch_failed", "deadline", 124, ("launch",)),
-        (ended(KILL, reason="launch", forced=True), "launch_failed", "deadline", 124, ("launch",)),
+        (ended(KILL, reason="launch", forced=True), "timeout", "deadline", 124, ("launch",)),
         (by_signal(KILL, 15, forced=True), "cancelled", "signal:15", 143, ("teardown",)),
         (by_signal(143, 15), "cancelled", "signal:15", 143, ()),
         (by_signal(3, 15), "crashed", "exit:3", 3, ()),
@@ -235,6 +235,8 @@ _REMEDIABLE = ("oom", "pids", "cpu_time", "file_size", "disk", "output", "machin
 def _phase(outcome: Outcome, end: End) -> str:
     if outcome.code == "cancelled":
         return "teardown" if end.forced and end.reason == "signal" else "run"
+    if end.reason == "launch":
+        return "launch"
     return {"timeout": "invocation", "launch_failed": "launch"}.get(outcome.code, "run")
 
 
@@ -310,7 +312,7 @@ def test_why_we_ended_it_comes_before_how_it_looks(reason: Reason, code: int | N
     outcome, status = judge(end, LIMITS)
     assert (outcome.code, outcome.cause, status) == {
         "deadline": ("timeout", "deadline", 124),
-        "launch": ("launch_failed", "deadline", 124),
+        "launch": ("launch_failed" if code is None else "timeout", "deadline", 124),
         "limit": ("crashed", "disk", KILL),
         "violation": ("malformed_response", "bad_json", KILL),
         "signal": ("cancelled", "signal:15", 143),
