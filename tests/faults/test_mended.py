@@ -16,6 +16,7 @@ from sandbox.identity import state
 from sandbox.identity.leases import lock_byte
 from sandbox.identity.state import StateRefused, lock_exclusively, lock_record, open_record
 from sandbox.limits import cgroup, disk_usage
+from sandbox.limits.shares import last_number
 from sandbox.paths.executable import ProgramFault, read_loader
 
 NO_DESCRIPTORS = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -57,6 +58,14 @@ def test_a_program_that_cannot_be_opened_is_not_damaged(monkeypatch: pytest.Monk
     monkeypatch.setattr("os.open", failing())
     with pytest.raises(ProgramFault, match="cannot be read: Too many open files"):
         read_loader("/bin/cat", "/bin/cat", head)
+
+
+def test_a_share_that_cannot_be_read_is_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert last_number("/proc/sys/fs/file-max")
+    assert last_number("/proc/sys/fs/no-such-number") is None
+    monkeypatch.setattr("sandbox.limits.shares.kernel_text", failing())
+    with pytest.raises(OSError, match="Too many open files"):
+        last_number("/proc/sys/fs/file-max")
 
 
 def test_a_folder_that_cannot_be_opened_is_not_too_large(
