@@ -135,7 +135,8 @@ def _faults_of_outcome(ran: Ran, fault: Fault | None, *, reports: bool) -> Itera
     """What is wrong with the class of an outcome, and how it is told."""
     if "Traceback" in ran.err:
         yield "it prints a traceback"
-    if ran.status != 0 and "runner" not in ran.err and ran.code != "crashed":
+    spoken = "runner" in ran.err or ran.code == "crashed"  # what a plugin that crashed said is its own matter
+    if ran.status != 0 and not spoken and not (fault and fault.place.call == "write"):
         yield "it says nothing"
     if not reports:
         return
