@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from runner.install import store
 from runner.launch.failures import failure_of
 from sandbox.identity import state
 from sandbox.identity.leases import lock_byte
@@ -66,6 +67,14 @@ def test_a_share_that_cannot_be_read_is_not_left_out(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("sandbox.limits.shares.kernel_text", failing())
     with pytest.raises(OSError, match="Too many open files"):
         last_number("/proc/sys/fs/file-max")
+
+
+def test_a_list_of_files_is_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "index.js").write_text("x")
+    assert [name for name, _ in store._listing(str(tmp_path))] == ["index.js"]
+    monkeypatch.setattr("os.scandir", failing())
+    with pytest.raises(OSError, match="Too many open files"):
+        list(store._listing(str(tmp_path)))
 
 
 def test_a_folder_that_cannot_be_opened_is_not_too_large(
