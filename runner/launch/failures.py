@@ -79,7 +79,8 @@ def _known(error: Exception, stage: Stage | None) -> Failure | None:
     """The Failure for an error of the stages before the start; None for other errors."""
     behind = error.__context__
     while behind is not None:
-        if isinstance(behind, OSError) and behind.errno in _SHORTAGES:
+        # BlockingIOError has EAGAIN too: a lock that another process holds.
+        if isinstance(behind, OSError) and behind.errno in _SHORTAGES and behind.errno != errno.EAGAIN:
             return Failure(*_unexpected(behind), stage)
         behind = behind.__context__
     # Imported here: the host of a session imports this module too, and launches nothing itself.

@@ -124,9 +124,8 @@ def judge(end: End, limits: Limits, decided_by: DecidedBy = ()) -> tuple[Outcome
         ), 128 + end.exit.signal
     if code is None and end.exit.reached_exec:
         message = "the program ran, and nobody knows how it ended: bubblewrap ended without reporting it"
-        return Outcome(
-            "internal", "run", message, "bubblewrap", "look at what it did, then start it again"
-        ), (EXEC_NO_CAGE)
+        hint = "look at what it did, then start it again"
+        return Outcome("internal", "run", message, "bubblewrap", hint), EXEC_NO_CAGE
     if code is None:
         said = f"; it said: {end.exit.complaint}" if end.exit.complaint else ""
         outcome = Outcome(

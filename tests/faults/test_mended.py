@@ -37,6 +37,12 @@ def behind(error: Exception, cause: Exception) -> Exception:
         (MemoryError(), False, "launch_failed", "memory"),
         (behind(StateRefused("x", "remove it"), NO_DESCRIPTORS), False, "launch_failed", "ulimit -n"),
         (behind(StateRefused("x", "remove it"), OSError(errno.EIO, "")), False, "policy_denied", "remove it"),
+        (
+            behind(StateRefused("x", "try again"), BlockingIOError(errno.EAGAIN, "")),
+            False,
+            "policy_denied",
+            "try",
+        ),
         (ValueError("x"), True, "internal", "bug"),
     ],
 )
