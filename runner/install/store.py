@@ -216,6 +216,8 @@ class Store:
             return
         if os.path.basename(place).startswith(FETCH_PREFIX):
             remove_tree(place)
+            if os.path.lexists(place):
+                return  # the next one tries again
         os.unlink(os.path.join(self.root, _FETCHING))
 
     @contextmanager
@@ -229,7 +231,8 @@ class Store:
             yield
         finally:
             remove_tree(place)
-            os.unlink(record)
+            if not os.path.lexists(place):  # else the next process that changes the store removes it
+                os.unlink(record)
 
     @contextmanager
     def new_set(self) -> Iterator[str]:
@@ -413,7 +416,7 @@ def _copy_file(fd: int, name: str, to: str, budget: list[int], path: str) -> Non
 
 def _listing(tree: str) -> Iterator[tuple[str, str]]:
     """Every file and link with its digest. A link has that of its text."""
-    for folder, names, files in os.walk(tree):
+    for folder, names, files in os.walk(tree, onerror=_fail):
         names.sort()
         for name in sorted((*files, *(each for each in names if os.path.islink(os.path.join(folder, each))))):
             path = os.path.join(folder, name)
@@ -425,8 +428,13 @@ def _listing(tree: str) -> Iterator[tuple[str, str]]:
             yield os.path.relpath(path, tree), digest
 
 
+def _fail(error: OSError) -> None:
+    """A folder that cannot be listed is no empty one."""
+    raise error
+
+
 def _make_read_only(tree: str) -> None:
-    for folder, _, _ in os.walk(tree):
+    for folder, _, _ in os.walk(tree, onerror=_fail):
         os.chmod(folder, 0o555)
 
 

@@ -251,6 +251,9 @@ def open_disk_meter(writable: Mapping[str, int], limit: int) -> Iterator[DiskMet
             amount = format_limit("disk", limit)
             message = f"{meter.where} already holds more than the disk limit of {amount}"
             hint = f"delete files there, or {raise_hint('disk')}"
+            if meter.why:
+                message = f"what {meter.where} holds cannot be measured, for its disk limit: {meter.why}"
+                hint = "let the runner read all of it, or choose another folder"
             raise Failure(Outcome("policy_denied", "plan", message, "disk", hint), EXEC_REFUSED)
         yield meter
     finally:

@@ -84,6 +84,7 @@ def plan_steps(
     """
     watch = watch or Stopwatch()
     stage: Stage = planned
+    released: Started | None = None
     try:
         if contents or planned.plan.memory_files:
             require_contents(planned, contents)
@@ -103,7 +104,7 @@ def plan_steps(
                 start(acquired, began, host.connect, contents, parks=releases is not None) as started,
             ):
                 stage = started = started._replace(timings=watch.lap("launch"))
-                released: Started | None = started
+                released = started
                 if releases is not None:
                     from runner.launch.parked import parked_steps
 
@@ -126,7 +127,7 @@ def plan_steps(
     except Exception as error:
         from runner.launch.failures import failure_of  # here: only launches that fail need it
 
-        raise failure_of(error, stage) from error
+        raise failure_of(error, stage, ran=released is not None) from error
 
 
 def judge_end(end: End, limits: Limits, planned: Planned | None = None) -> tuple[Outcome, int]:

@@ -41,8 +41,20 @@ def as_failure(stage: Stage | None) -> Iterator[None]:
         raise known from None
 
 
-def failure_of(error: Exception, stage: Stage | None) -> Failure:
-    """The Failure for an error of a launch. `stage`: the last that was reached."""
+# The runner itself, or the machine, has no more of something. Nothing is wrong with the file or folder that
+# was about to be opened.
+_SHORTAGES = {
+    errno.EMFILE: "raise the limit of open files of the process that starts the runner (ulimit -n)",
+    errno.ENFILE: "the machine has no more open files: end other programs, or raise fs.file-max (sysctl)",
+    errno.ENOMEM: "end other programs, or raise the limit of memory of the runner (ulimit -v, its cgroup)",
+    errno.ENOBUFS: "the machine has no more memory for sockets: end other programs",
+    errno.EAGAIN: "no more processes can be made: raise the limit of processes (ulimit -u)",
+}
+
+
+def failure_of(error: Exception, stage: Stage | None, *, ran: bool = False) -> Failure:
+    """The Failure for an error of a launch. `stage`: the last that was reached. `ran`: the plugin's program
+    may have run, so that whoever asked for it must not take it for one that was never started."""
     if isinstance(error, Failure):
         error.stage = error.stage or stage
         return error
@@ -50,6 +62,10 @@ def failure_of(error: Exception, stage: Stage | None) -> Failure:
 
     # Without free descriptors nothing can be imported, and _known imports a lot.
     known = None if isinstance(error, OSError | SpawnError) else _known(error, stage)
+    if known is None and ran:
+        outcome, status = _unexpected(error)
+        message = f"the plugin was ended, because the runner could not go on: {outcome.message}"
+        return Failure(outcome._replace(code="internal", phase="run", message=message), status, stage)
     return known or Failure(*_unexpected(error), stage)
 
 
@@ -61,6 +77,12 @@ def judge_error(error: Exception) -> tuple[Outcome, int]:
 
 def _known(error: Exception, stage: Stage | None) -> Failure | None:
     """The Failure for an error of the stages before the start; None for other errors."""
+    behind = error.__context__
+    while behind is not None:
+        # BlockingIOError has EAGAIN too: a lock that another process holds.
+        if isinstance(behind, OSError) and behind.errno in _SHORTAGES and behind.errno != errno.EAGAIN:
+            return Failure(*_unexpected(behind), stage)
+        behind = behind.__context__
     # Imported here: the host of a session imports this module too, and launches nothing itself.
     from runner.approvals.record import ApprovalsUnusable
     from sandbox.identity.leases import UidsUnavailable
@@ -146,9 +168,9 @@ def _unexpected(error: Exception) -> tuple[Outcome, int]:
 
     match error:
         case SpawnError():
-            hint = "run `runner doctor`: it says which layer this machine refuses"
-            if error.errno == errno.EAGAIN:
-                hint = "no more processes can be made: raise the limit of processes (ulimit -u)"
+            hint = _SHORTAGES.get(
+                error.errno, "run `runner doctor`: it says which layer this machine refuses"
+            )
             if error.errno == errno.EDQUOT:
                 hint = "each plugin has a key, and this user may have no more (/proc/key-users): end other "
                 hint += "plugins, or as root raise kernel.keys.maxkeys and kernel.keys.maxbytes (sysctl)"
@@ -156,9 +178,14 @@ def _unexpected(error: Exception) -> tuple[Outcome, int]:
         case OSError():
             # The runner itself lacks something, not the plugin: descriptors, file size, memory.
             refused = error.errno in (errno.ENOSYS, errno.EPERM, errno.EACCES)
-            hint = "check the limits of the process that starts the runner (ulimit -a)"
-            hint = "run `runner doctor`: it says what this machine refuses" if refused else hint
+            hint = "run `runner doctor`: it says what this machine refuses"
+            if not refused:
+                other = "check the limits of the process that starts the runner (ulimit -a), and its disks"
+                hint = _SHORTAGES.get(error.errno or 0, other)
             return Outcome("launch_failed", "launch", str(error), "resources", hint), EXEC_NO_CAGE
+        case MemoryError():
+            message, hint = "the runner has no more memory", _SHORTAGES[errno.ENOMEM]
+            return Outcome("launch_failed", "launch", message, "resources", hint), EXEC_NO_CAGE
     text = f"{type(error).__name__}: {error}"
     hint = "this is a bug in the runner: set RUNNER_DEBUG=1 for a traceback, and please report it"
     return Outcome("internal", "launch", text, "bug", hint), EXEC_NO_CAGE
@@ -177,7 +204,7 @@ def diagnose(outcome: Outcome, stage: Stage | None) -> Outcome:
     decided = decided_of(stage)
     if outcome.cause not in ("spawn", "bubblewrap", KILLED_BY_FILTER, *_SEEN_WHEN_PLANNED):
         return outcome
-    if "ulimit" in outcome.hint or "maxkeys" in outcome.hint:
+    if outcome.hint in _SHORTAGES.values() or "maxkeys" in outcome.hint:
         return outcome  # no layer is at fault
     if decided is None or decided.grant.unsandboxed:
         return outcome

@@ -95,13 +95,13 @@ def judge(end: End, limits: Limits, decided_by: DecidedBy = ()) -> tuple[Outcome
         None,
         128 + _SIGKILL,
     ):  # otherwise it ended by itself at that moment
+        after = amount_of("launch", limits)
         outcome = Outcome(
-            "launch_failed",
-            "launch",
-            f"the program did not run after {amount_of('launch', limits)}",
-            "deadline",
-            LAUNCH_HINT,
+            "launch_failed", "launch", f"the program did not run after {after}", "deadline", LAUNCH_HINT
         )
+        if end.exit.reached_exec:  # bubblewrap had no time to let go of the pipe that shows it
+            message = f"the program was started, and its cage was not finished after {after}"
+            outcome = outcome._replace(code="timeout", message=message)
         return outcome, EXEC_DEADLINE
     if end.reason == "deadline":
         return TIMEOUT._replace(hint=raise_hint("deadline", decided_by)), EXEC_DEADLINE
@@ -122,6 +122,10 @@ def judge(end: End, limits: Limits, decided_by: DecidedBy = ()) -> tuple[Outcome
         return Outcome(
             "crashed", "run", f"the cage was killed by signal {end.exit.signal}", cause
         ), 128 + end.exit.signal
+    if code is None and end.exit.reached_exec:
+        message = "the program ran, and nobody knows how it ended: bubblewrap ended without reporting it"
+        hint = "look at what it did, then start it again"
+        return Outcome("internal", "run", message, "bubblewrap", hint), EXEC_NO_CAGE
     if code is None:
         said = f"; it said: {end.exit.complaint}" if end.exit.complaint else ""
         outcome = Outcome(

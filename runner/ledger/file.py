@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from runner.ledger.retry import Schedule, next_try
+from runner.ledger.retry import Schedule, longest_pause, next_try
 from runner.ledger.rows import (
     NEVER_RAN,
     REPEATABLE,
@@ -293,18 +293,19 @@ class LedgerFile(SqliteFile):
         busy: Sequence[str] = (),
         running: Counter[str] | None = None,
     ) -> list[Attempt]:
-        """Begin the next attempt of deliveries that are due, at most `most`. Each attempt is also a call,
+        """Begin the next attempt of deliveries that are due, at most `most`; also of those that are due later
+        than the schedule ever says, because the clock was set back. Each attempt is also a call,
         which is written with it. `name` makes the id of a call. `busy`: plugins that get none now. `running`:
         how many attempts of each owner run, if they are to share the places (`has_place`)."""
         begun: list[Attempt] = []
         counts, places = Counter(running), most + (0 if running is None else running.total())
-        full = {*busy}
+        full, now = {*busy}, self.clock()
         while (left := most - len(begun)) > 0:
             marks = ", ".join("?" * len(full))
             rows = self._connection.execute(
-                f"SELECT * FROM deliveries WHERE state = 'queued' AND due <= ? AND plugin NOT IN ({marks})"
-                " ORDER BY due, id LIMIT ?",
-                (self.clock(), *full, left),
+                f"SELECT * FROM deliveries WHERE state = 'queued' AND (due <= ? OR due > ?)"
+                f" AND plugin NOT IN ({marks}) ORDER BY due, id LIMIT ?",
+                (now, now + longest_pause(self._schedule), *full, left),
             ).fetchall()
             for row in map(DeliveryRow._make, rows):
                 if running is None or has_place(owner_of(row), counts, places):
@@ -437,7 +438,9 @@ class LedgerFile(SqliteFile):
 
     def _remove_before(self, when: float) -> None:
         for table, at, ended, *_ in _ENDED:
-            self._connection.execute(f"DELETE FROM {table} WHERE {at} < ? AND {ended}", (when,))
+            # The clock may have been set forward, or the machine was off, since it was accepted.
+            since = "" if table == "audit" else " AND ended < ?1"
+            self._connection.execute(f"DELETE FROM {table} WHERE {at} < ?1 AND {ended}{since}", (when,))
 
     def _remove_from_largest(self) -> bool:
         """Remove the oldest rows of whoever has most bytes, so that none pushes out others. Returns False if

@@ -15,6 +15,11 @@ class Schedule(NamedTuple):
     jitter: float = 0.25  # the largest share of the delay that is added to it
 
 
+def longest_pause(schedule: Schedule) -> float:
+    """No attempt is later than so many seconds after the one before."""
+    return max(schedule.first_seconds, schedule.most_seconds) * (1 + schedule.jitter)
+
+
 def next_try(schedule: Schedule, made: int, now: float, random: float) -> float | None:
     """The time of the next attempt after `made` attempts of this round, or None if that was the last one.
 

@@ -315,7 +315,8 @@ def _explain_errors(path: str, kind: DatabaseKind) -> Iterator[None]:
             raise kind.unusable(message, "make room on its disk, or allow it more size") from None
         if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
             raise _damaged(path, str(error), kind) from None
-        if name.startswith(("SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN")):
+        # PROTOCOL: the file cannot be locked.
+        if name.startswith(("SQLITE_IOERR", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_PROTOCOL")):
             message = f"{kind.named(path)} cannot be read or written: {error}"
             hint = "look at its disk, and at the owner and mode of its folder"
             raise kind.unusable(message, hint) from None

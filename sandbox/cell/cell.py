@@ -14,7 +14,7 @@ from sandbox.spawn.launcher import ExecReport
 from sandbox.spawn.order import read_ending
 from sandbox.speed.scopes import suppress
 from sandbox.speed.signals import signal
-from sandbox.speed.typed import TYPE_CHECKING, Callable
+from sandbox.speed.typed import TYPE_CHECKING, Any, Callable
 from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
@@ -135,6 +135,7 @@ class Cell:
         self._launched = False  # its report is complete: it has become the program, or has ended
         self._started = started
         self._exit: Exit | None = None
+        self._reaped: tuple[int, Any] | None = None  # the status of the cell's init, its usage
 
     def release(self) -> bool:
         """Start the program of a parked cell; its times run from now on. False: it was released before, or
@@ -234,7 +235,9 @@ class Cell:
         """Reap the cell's init. Returns when the last process of the cell has ended, because the init of a
         pid namespace cannot be reaped before its namespace is empty."""
         if self._exit is None:
-            _, status, used = os.wait4(self.pid, 0)
+            if self._reaped is None:  # else an earlier call failed after it
+                self._reaped = os.wait4(self.pid, 0)[1:]
+            status, used = self._reaped
             wall = time.monotonic() - self._started
             code = self._reported_code()
             report = self._exec_report()
@@ -320,7 +323,8 @@ class Cell:
             gone = select.poll()
             gone.register(self.pidfd, select.POLLIN)
             if gone.poll(KILL_SECONDS * 1000):
-                self.wait()
+                with suppress(OSError):  # it is reaped, and what it used could not be read
+                    self.wait()
             else:
                 self.give_up()
         own = (self.pidfd, self._status_fd, self._ending_fd, self._launch_fd, self._complaint_fd)

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import stat
+import time
 
 from sandbox.files import write_all
 from sandbox.identity import uids
@@ -81,6 +82,9 @@ def _is_system(place: str) -> bool:
         return False
 
 
+# Who lists states, and a launch that failed and takes its new state back, locks one for a moment. A removal
+# of many files takes longer.
+_REMOVAL_SECONDS = 1.0
 _REMEDIES = {
     errno.EROFS: "mount {place} read-write (in a container, give it a volume)",
     errno.EACCES: "let {who} write in {place}",
@@ -523,8 +527,11 @@ def lock_record(above: int, state_dir: str, manifest: str) -> int:
                 f"remove {os.path.dirname(state_dir)}/{RECORDS}, or choose another --state-dir",
             ) from None
         try:
-            if not lock_byte(fd, 0, fcntl.F_RDLCK):
-                raise StateRefused(f"state directory {state_dir} is being removed", "try again") from None
+            until = time.monotonic() + _REMOVAL_SECONDS
+            while not lock_byte(fd, 0, fcntl.F_RDLCK):
+                if time.monotonic() >= until:
+                    raise StateRefused(f"state directory {state_dir} is being removed", "try again") from None
+                time.sleep(0.01)
             if os.fstat(fd).st_nlink:
                 text = os.fsencode(manifest)
                 if os.pread(fd, len(text) + 1, 0) != text:

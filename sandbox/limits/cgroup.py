@@ -523,6 +523,11 @@ def _make_and_lock(path: str) -> int | None:
             return fd
     except (BlockingIOError, FileNotFoundError):
         pass
+    except OSError:
+        if fd >= 0:
+            os.close(fd)
+        _rmdir(path)  # nobody else would, until the next runner sweeps
+        raise
     if fd >= 0:
         os.close(fd)
     return None

@@ -296,6 +296,8 @@ class DiskMeter(Meter):
             try:
                 left[each.device] = each.free_space()
             except OSError as error:  # a file server that does not respond
+                if error.errno in disk_usage.SHORTAGES:
+                    raise
                 left[each.device] = _FreeSpace(0, 0)
                 self._judge(each, each.used, f"it cannot be read: {error.strerror}")
         return left

@@ -31,6 +31,10 @@ EXT, XFS, TMPFS = 0xEF53, 0x58465342, 0x01021994  # filesystems, by their magic 
 _WORD_BYTES = 8 if sys.maxsize > 1 << 32 else 4  # of a C long
 
 
+# The runner itself lacks something, which says nothing about the plugin's files.
+SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
 class Size(NamedTuple):
     used: int  # bytes; a lower bound if more than `enough`
     devices: frozenset[int]  # st_dev of all files and directories that were seen
@@ -58,6 +62,8 @@ def size(fd: int, enough: int, *, preallocates: bool = False) -> Generator[None,
     except _Fault as found:
         fault = str(found)
     except OSError as error:
+        if error.errno in SHORTAGES:
+            raise
         fault = f"{count.path()} cannot be read: {error.strerror}"
     except _Enough:
         pass
@@ -168,6 +174,8 @@ class _Count:
     def _handle_unlisted(self, error: OSError, above: int, name: str) -> None:
         """Handle a directory that cannot be listed. If the plugin, which has no more rights than we have, can
         neither enter it nor chmod it, there are no files of the plugin in it. Else it is a fault."""
+        if error.errno in SHORTAGES:
+            raise error
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP) and self._open:
             return  # removed or replaced meanwhile
         if error.errno == errno.EACCES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import struct
@@ -9,6 +10,7 @@ import struct
 from sandbox import look
 from sandbox.paths.walk import Link, TooManyLinks, close, real_path, walk
 
+_UNREAD_HINT = "find out why the machine cannot read it: `dmesg` tells about faults of a disk"
 ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
 
 
@@ -84,9 +86,8 @@ def read_head(path: str, real: str) -> bytes:
             f"{path} leads to {real}, which does not exist", "correct the link", found=False
         ) from None
     except OSError as error:
-        raise ProgramFault(
-            f"{path} cannot be read: {error.strerror}", f"chmod a+rx {real}", found=True
-        ) from None
+        hint = f"chmod a+rx {real}" if isinstance(error, PermissionError) else _UNREAD_HINT
+        raise ProgramFault(f"{path} cannot be read: {error.strerror}", hint, found=True) from None
     try:
         return os.read(fd, 4096)
     finally:
@@ -117,8 +118,12 @@ def read_loader(path: str, real: str, head: bytes) -> str | None:
                     return os.fsdecode(os.pread(fd, min(length, 4096), start).rstrip(b"\0"))
         finally:
             os.close(fd)
-    except (OSError, OverflowError):  # an offset beyond the largest file size
+    except OverflowError:  # an offset beyond the largest file size
         raise damaged from None
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # such an offset too
+            raise damaged from None
+        raise ProgramFault(f"{path} cannot be read: {error.strerror}", _UNREAD_HINT, found=True) from None
     return None
 
 

@@ -99,7 +99,11 @@ def spawn(order: SpawnOrder) -> int:
             if fault := read_fault(fault_r):  # it died earlier and reported why
                 raise SpawnError(*fault) from None
             raise SpawnError(step, error.errno or errno.EIO) from error
-        fault = read_fault(fault_r)
+        try:
+            fault = read_fault(fault_r)
+        except BaseException:
+            _reap(pid)  # nobody else knows of it
+            raise
     finally:
         os.close(fault_r)
         os.close(go_w)

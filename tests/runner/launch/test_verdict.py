@@ -44,6 +44,12 @@ def ended(
     return End(exit_, reason, number, forced, limit)
 
 
+def unreported() -> End:
+    """bubblewrap has started the program, and ended before it told how that ended."""
+    end = ended(None)
+    return end._replace(exit=end.exit._replace(reached_exec=True))
+
+
 def unexecuted(number: int, *, found: bool) -> End:
     end = ended(None)
     return end._replace(exit=end.exit._replace(unexecuted=ExecReport(False, number, found)))
@@ -94,6 +100,7 @@ def by_caller(code: int | None) -> End:
         (ended(None, killed=15), "crashed", "signal:15", 143),
         # It never ran.
         (ended(None), "launch_failed", "bubblewrap", 125),
+        (unreported(), "internal", "bubblewrap", 125),
         # The cage stood, and the kernel did not execute the program.
         (unexecuted(errno.ENOENT, found=False), "launch_failed", "not_found", 127),
         (unexecuted(errno.ENOTDIR, found=False), "launch_failed", "not_found", 127),
@@ -199,7 +206,7 @@ def by_limit(name: str, code: int | None = KILL) -> End:
         # Clocks.
         (by_deadline(KILL), "timeout", "deadline", 124, ("deadline",)),
         (ended(None, reason="launch", forced=True), "launch_failed", "deadline", 124, ("launch",)),
-        (ended(KILL, reason="launch", forced=True), "launch_failed", "deadline", 124, ("launch",)),
+        (ended(KILL, reason="launch", forced=True), "timeout", "deadline", 124, ("launch",)),
         (by_signal(KILL, 15, forced=True), "cancelled", "signal:15", 143, ("teardown",)),
         (by_signal(143, 15), "cancelled", "signal:15", 143, ()),
         (by_signal(3, 15), "crashed", "exit:3", 3, ()),
@@ -228,6 +235,8 @@ _REMEDIABLE = ("oom", "pids", "cpu_time", "file_size", "disk", "output", "machin
 def _phase(outcome: Outcome, end: End) -> str:
     if outcome.code == "cancelled":
         return "teardown" if end.forced and end.reason == "signal" else "run"
+    if end.reason == "launch":
+        return "launch"
     return {"timeout": "invocation", "launch_failed": "launch"}.get(outcome.code, "run")
 
 
@@ -303,7 +312,7 @@ def test_why_we_ended_it_comes_before_how_it_looks(reason: Reason, code: int | N
     outcome, status = judge(end, LIMITS)
     assert (outcome.code, outcome.cause, status) == {
         "deadline": ("timeout", "deadline", 124),
-        "launch": ("launch_failed", "deadline", 124),
+        "launch": ("launch_failed" if code is None else "timeout", "deadline", 124),
         "limit": ("crashed", "disk", KILL),
         "violation": ("malformed_response", "bad_json", KILL),
         "signal": ("cancelled", "signal:15", 143),

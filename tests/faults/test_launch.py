@@ -1,0 +1,155 @@
+"""Every system call of a launch fails in turn, and every process of it is killed or stopped at each.
+
+The plugin prints what the kernel says about it. So a launch that goes on after a fault shows that it is as
+confined as any other.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterable
+from errno import EACCES
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT, Caller
+from tests.faults.inject import Fault
+from tests.faults.scenes import Ran, Scene, confinement, each_of, select
+from tests.faults.table import UNDROPPED
+from tests.runner.serve.shelf import put_example
+from tests.tables import REPEAT
+
+pytestmark = [pytest.mark.launches, pytest.mark.usefixtures("nothing_left")]
+MINUTES = 60.0
+
+SHOWS_ITSELF = [f"/proc/self/{name}" for name in ("status", "limits", "cgroup", "mountinfo", "net/dev")]
+# With a state directory, and every limit for which the runner makes a cgroup, a descriptor, timer or file.
+MANIFEST = f"""\
+[plugin]
+id = "faults"
+version = "1.0.0"
+name = "Faults"
+description = "Shows its cage."
+min_nexo_version = ">=0.1"
+[plugin.entrypoint]
+command = "/bin/cat"
+args = {json.dumps(SHOWS_ITSELF)}
+[plugin.sandbox]
+enabled = true
+fs_write_paths = ["${{state_dir}}"]
+[plugin.limits]
+memory = "256M"
+pids = 32
+cpu = 2
+cpu_time = "1m"
+open_files = 256
+file_size = "1M"
+disk = "4M"
+output = "1M"
+launch = "1m"
+deadline = "90s"
+"""
+
+
+def plain(caller: Caller, folder: Path, write: Callable[..., Path]) -> list[str]:
+    return ["exec", str(write(folder / "nexo-plugin.toml", MANIFEST))]
+
+
+def with_gate(caller: Caller, folder: Path, write: Callable[..., Path]) -> list[str]:
+    """A plugin that may reach a host."""
+    entry = {"command": "/bin/cat", "args": SHOWS_ITSELF, "x-sandbox": {"network": ["example.com:443"]}}
+    text = (ROOT / "policies/default.toml").read_text()
+    changed = text.replace('ceiling = "none"\nhosts = []', 'ceiling = "open"\nhosts = ["*:*"]')
+    policy = write(folder / "operator/policy.toml", changed)
+    manifest = write(folder / "mcp.json", json.dumps({"mcpServers": {"demo": entry}}))
+    return ["exec", "--policy", str(policy), "--limit", "launch=1m", "--deadline", "90s", str(manifest)]
+
+
+@pytest.fixture(params=[plain, with_gate])
+def launch(
+    request: pytest.FixtureRequest, runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path]
+) -> Scene:
+    scene = Scene(runner_as, request.param(runner_as, plugin_dir, write_file), reports=True)
+    healthy = confinement(scene.run(None)[0].out)
+    assert any(line.startswith("Seccomp: 2") for line in healthy)
+
+    def is_as_confined(ran: Ran, fault: Fault | None) -> Iterable[str]:
+        found, wanted = confinement(ran.out), healthy
+        if fault is not None and fault.place[:2] == UNDROPPED:
+            found, wanted = ([line for line in each if "CapBnd" not in line] for each in (found, healthy))
+        if fault is not None and fault.error == EACCES:  # of the number of which it gets a share
+            found, wanted = ([line for line in each if "open files" not in line] for each in (found, wanted))
+        if found != wanted[: len(found)]:
+            yield f"the plugin is confined otherwise: {set(found) ^ set(wanted)}"
+        if ran.code == "ok" and found != wanted:
+            yield "it is ok, and the plugin has not said all"
+
+    scene.check = is_as_confined
+    return scene
+
+
+@pytest.fixture
+def call(runner_as: Caller, plugin_dir: Path) -> Scene:
+    """A call: of a host with threads, whose fork server makes a monitor, which launches the plugin."""
+    plugin = put_example("nexo", "nexo0", plugin_dir)
+    words = ["call", str(plugin_dir / "nexo0"), plugin.tool, "--input", json.dumps(plugin.input)]
+    scene = Scene(runner_as, words, reports=True)
+    healthy = scene.run(None)[0].out
+    assert b"you" in healthy
+
+    def is_answered(ran: Ran, fault: Fault | None) -> Iterable[str]:
+        if ran.status == 0 and ran.out != healthy:
+            yield f"it ends well without the answer: {ran.out!r}"
+
+    scene.check = is_answered
+    return scene
+
+
+def test_some_calls_of_a_call_fail(call: Scene) -> None:
+    call.sweep(select(call, 5))
+
+
+@pytest.mark.broad
+@pytest.mark.bound(120 * MINUTES)
+def test_each_call_of_a_call_fails(call: Scene) -> None:
+    call.sweep(each_of(call.places()))
+
+
+@pytest.mark.broad
+@pytest.mark.bound(120 * MINUTES)
+def test_each_process_of_a_call_is_killed_at_its_calls(call: Scene) -> None:
+    places = call.places()[:: 1 if REPEAT > 1 else 5]
+    call.sweep([Fault(place, signal=signal.SIGKILL) for place in places])
+
+
+def test_some_calls_of_a_launch_fail(launch: Scene) -> None:
+    launch.sweep(select(launch, 8))
+
+
+# Once bubblewrap runs, the runner's clocks hold for all of these. Before, it waits for a copy of itself.
+_CLOCKED = ("bwrap", "bwrap-init", "runner-init", "runner-launcher")
+
+
+@pytest.mark.broad
+@pytest.mark.bound(60 * MINUTES)
+def test_processes_of_a_launch_are_stopped(launch: Scene) -> None:
+    """A runner that goes on later ends as any other. Another process that was stopped is ended in time."""
+    places = launch.places()
+    firsts = {(place.role, place.call): place for place in reversed(places) if place.role in _CLOCKED}
+    runners = [place for place in places if place.role == "runner"][:: 1 if REPEAT > 1 else 25]
+    launch.sweep([Fault(place, signal=signal.SIGSTOP) for place in (*runners, *firsts.values())], at_once=8)
+
+
+@pytest.mark.broad
+@pytest.mark.bound(120 * MINUTES)
+def test_each_call_of_a_launch_fails(launch: Scene) -> None:
+    launch.sweep(each_of(launch.places()))
+
+
+@pytest.mark.broad
+@pytest.mark.bound(60 * MINUTES)
+def test_each_process_of_a_launch_is_killed_at_its_calls(launch: Scene) -> None:
+    places = launch.places()[:: 1 if REPEAT > 1 else 5]
+    launch.sweep([Fault(place, signal=signal.SIGKILL) for place in places])
