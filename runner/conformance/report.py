@@ -31,7 +31,7 @@ _MARKS: dict[Direction, str] = {"sent": "->", "received": "<-", "seen": "--"}
 class ContractRule(NamedTuple):
     """One rule of a contract."""
 
-    id: str  # "mcp-07": the contract's name and a number that stays
+    id: str  # "NAME-07": the contract's name and a number that stays
     text: str  # one sentence: what the peer does
     place: str  # in the contract's text, such as "spec.md §4"
 
