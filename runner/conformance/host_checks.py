@@ -1,0 +1,481 @@
+"""What a host is judged by: the stand-in plugin that it starts, and the checks that a contract's rules consist of.
+
+A check reads the logs of the stand-in's processes. What the host never did, such as a call, makes a check not
+applicable: only what it did can be wrong. A message is meant by its kind: its method, its type, or "answer".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+from runner.conformance.report import ContractRule, Result, Transcript, TranscriptLine
+from sandbox.speed.value import NamedTuple
+
+# What the stand-in does in each run. Each is one start of the host's command.
+RUNS: Mapping[str, str] = {
+    "plain": "answers at once",
+    "pieces": "answers late, and writes each answer in pieces",
+    "extra": "adds an unknown key to its answers, and sends what a host may ignore",
+    "large": "gives the call a large answer",
+    "stderr": "writes 1 MiB to stderr before it answers the handshake",
+    "error": "answers the call with an error",
+    "asks": "asks the host for something before it answers the call",
+    "silent": "does not answer the call, and the host's command gets SIGINT",
+    "stubborn": "does not end when it should, nor by SIGTERM",
+    "impostor": "answers the handshake with an identity or a version that a host has to refuse",
+    "modern": "speaks a newer version of the protocol that has no handshake",
+}
+NEED_CALL = ("extra", "large", "error", "asks", "silent")
+NOTHING_SENT, NO_START = "the host sent nothing", "the host started nothing"
+
+
+class Reply(NamedTuple):
+    """What the stand-in sends when a message of some kind comes."""
+
+    send: Any = None  # "$id" in it is the value of that key of the message, "$large" a text. None: nothing
+    opening: bool = False  # it answers the handshake
+    call: bool = False  # it answers what a host wants of a plugin
+    exits: bool = False  # the stand-in ends after it
+    other: Mapping[str, Any] = {}  # what is sent instead, in runs of these names
+
+
+class StandIn(NamedTuple):
+    """The stand-in plugin of one contract, and the rules for its hosts."""
+
+    framing: Literal["lines", "length"]
+    files: Mapping[str, str]  # of its folder, the manifest first
+    program: str  # the file of its program, in that folder
+    about: str  # what a host can call, for people
+    replies: Mapping[str, Reply]  # by kind; "*" is any other request
+    rules: tuple[HostRule, ...]
+    runs: tuple[str, ...]
+    large: int = 1_000_000  # characters of the large answer
+    ask: Any = None  # the request in the run "asks"
+    extra: tuple[Any, ...] = ()  # messages in the run "extra"
+    variables: tuple[str, ...] = ("STAND_IN",)  # of its environment, whose values are told
+    folder: str = "stand_in"
+
+
+def result_of(result: Any) -> Any:
+    return {"jsonrpc": "2.0", "id": "$id", "result": result}
+
+
+def error_of(code: int, message: str = "the stand-in refuses", **more: Any) -> Any:
+    return {"jsonrpc": "2.0", "id": "$id", "error": {"code": code, "message": message, **more}}
+
+
+class Entry(NamedTuple):
+    """Something that a process of the stand-in told."""
+
+    what: str
+    time: float
+    facts: Mapping[str, Any]
+
+    @property
+    def message(self) -> Mapping[str, Any]:
+        """The message of a frame; empty if it is none, or is too long to be told whole."""
+        try:
+            found = json.loads(self.facts["text"])
+        except (KeyError, ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) and not self.facts.get("fault") else {}
+
+
+class PluginLog(NamedTuple):
+    """What one process of the stand-in told."""
+
+    entries: tuple[Entry, ...]
+    closed: float | None  # when the process had ended; None: it was still there after its host
+
+    def of(self, what: str) -> list[Entry]:
+        return [each for each in self.entries if each.what == what]
+
+    @property
+    def start(self) -> Mapping[str, Any]:
+        return self.entries[0].facts
+
+    @property
+    def messages(self) -> list[Mapping[str, Any]]:
+        """Of the host."""
+        return [message for each in self.of("frame") if (message := each.message)]
+
+    def of_kind(self, kind: str) -> list[Mapping[str, Any]]:
+        return [each for each in self.messages if kind in (kind_of(each), "*")]
+
+    @property
+    def exchange(self) -> tuple[TranscriptLine, ...]:
+        transcript = Transcript()
+        for each in self.entries:
+            if each.what == "sent":
+                transcript.sent(each.facts["text"].encode())
+            elif each.what == "frame":
+                transcript.received(each.facts["text"].encode(), each.facts["size"])
+            else:
+                shown = ("argv", "cwd", "descriptors", "number", "code")
+                facts = " ".join(f"{key} {each.facts[key]}" for key in shown if key in each.facts)
+                transcript.seen(f"{each.what} {facts}".strip())
+        transcript.seen("the process was left" if self.closed is None else "the process had ended")
+        return transcript.lines
+
+
+class HostRun(NamedTuple):
+    """One start of the host's command."""
+
+    status: int | None  # as of subprocess; None: it was ended at the deadline
+    logs: tuple[PluginLog, ...]
+
+
+Trial = Mapping[str, HostRun]  # by the names of runs
+
+
+class Finding(NamedTuple):
+    result: Result
+    reason: str = ""
+    log: PluginLog | None = None  # the one that shows it
+
+
+Check = Callable[[Trial], Finding]
+Row = tuple[str, str, Check]  # the rule's text, its place in the contract's text, and how it is checked
+
+
+class HostRule(NamedTuple):
+    rule: ContractRule
+    check: Check
+
+
+def number_rules(contract: str, rows: Sequence[Row]) -> tuple[HostRule, ...]:
+    """The rules of a contract. Numbers stay: a new row is added at the end."""
+    return tuple(
+        HostRule(ContractRule(f"{contract}-H{number:02}", text, place), check)
+        for number, (text, place, check) in enumerate(rows, 1)
+    )
+
+
+def common_rules(*, wire: str, large: str, unknown: str, start: str, end: str) -> tuple[Row, ...]:
+    """The first rows of every contract, with their places in its text."""
+    return (
+        ("Each message is one JSON object in UTF-8, framed as the contract says.", wire, framed()),
+        ("An answer that comes late and in pieces is read.", wire, carries_on("pieces")),
+        ("A large answer is read.", large, carries_on("large")),
+        ("What a host may ignore changes nothing.", unknown, carries_on("extra")),
+        ("A plugin that writes much to stderr is not blocked by it.", wire, carries_on("stderr")),
+        ("The plugin has its three streams, and no other descriptor of its host.", start, no_descriptors()),
+        ("No process of the plugin is left when the host has ended.", end, nothing_left()),
+        ("Nothing is sent before the handshake is answered.", start, waits()),
+    )
+
+
+def kind_of(message: Mapping[str, Any]) -> str:
+    return str(message.get("method") or message.get("type") or "answer")[:80]
+
+
+def each_log(judge: Callable[[PluginLog], str | None], nothing: str, *runs: str) -> Check:
+    """A check of every log, or of those of these runs. `judge` returns what is wrong, '' if nothing is, or
+    None if it does not apply."""
+
+    def check(trial: Trial) -> Finding:
+        seen = None
+        for name, run in trial.items():
+            for log in run.logs if not runs or name in runs else ():
+                if fault := judge(log):
+                    return Finding("fail", f"run {name}: {fault}", log)
+                seen = log if seen is None and fault is not None else seen
+        return Finding("n/a", nothing) if seen is None else Finding("pass", "", seen)
+
+    return check
+
+
+# --- what the host sends ------------------------------------------------------------------------------------
+
+
+def framed() -> Check:
+    def judge(log: PluginLog) -> str | None:
+        faults = [each.facts["fault"] for each in log.of("frame")]
+        return next(filter(None, faults), "") if faults else None
+
+    return each_log(judge, NOTHING_SENT)
+
+
+def first(*kinds: str) -> Check:
+    def judge(log: PluginLog) -> str | None:
+        opening = kind_of(log.messages[0]) if log.messages else None
+        return opening and ("" if opening in kinds else f"the first message is {opening}")
+
+    return each_log(judge, NOTHING_SENT)
+
+
+def only(*kinds: str) -> Check:
+    def judge(log: PluginLog) -> str | None:
+        found = map(kind_of, log.messages)
+        return next((f"it got {kind}" for kind in found if kind not in kinds), "") if log.messages else None
+
+    return each_log(judge, NOTHING_SENT)
+
+
+def waits() -> Check:
+    def judge(log: PluginLog) -> str | None:
+        told = log.of("early")
+        early = any(each.facts["more"] for each in told)
+        return "the host did not wait for the answer" if early else "" if told else None
+
+    return each_log(judge, "there was no handshake", "pieces")
+
+
+def precedes(earlier: str, *later: str, given: str) -> Check:
+    """A message of one kind stands before those of others, in conversations that have one of kind `given`."""
+
+    def judge(log: PluginLog) -> str | None:
+        kinds = list(map(kind_of, log.messages))
+        places = [place for place, kind in enumerate(kinds) if kind in later]
+        if not places or given not in kinds:
+            return None
+        return "" if earlier in kinds[: places[0]] else f"{kinds[places[0]]} came before {earlier}"
+
+    return each_log(judge, "the host sent nothing that has to wait")
+
+
+def at_most_one(kind: str) -> Check:
+    def judge(log: PluginLog) -> str | None:
+        found = len(log.of_kind(kind))
+        return f"one process got {found} of them" if found > 1 else "" if found else None
+
+    return each_log(judge, f"the host sent no {kind}")
+
+
+def unique(key: str) -> Check:
+    """No two requests to one process have the same id."""
+
+    def judge(log: PluginLog) -> str | None:
+        ids = [each[key] for each in log.messages if key in each and kind_of(each) != "answer"]
+        again = [value for place, value in enumerate(ids) if value in ids[:place]]
+        return f"{key} {again[0]!r} was used before" if again else "" if ids else None
+
+    return each_log(judge, NOTHING_SENT)
+
+
+_KINDS: Mapping[str, Callable[[Any], bool]] = {
+    "any": lambda value: True,
+    "text": lambda value: isinstance(value, str) and value != "",
+    "string": lambda value: isinstance(value, str),
+    "number": lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0,
+    "id": lambda value: isinstance(value, int | str) and not isinstance(value, bool),
+    "boolean": lambda value: isinstance(value, bool),
+    "object": lambda value: isinstance(value, dict),
+    "texts": lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
+    "empty": lambda value: value == [],
+    "base64": lambda value: isinstance(value, str) and _is_base64(value),
+    "time": lambda value: isinstance(value, str) and bool(re.match(r"\d{4}-\d\d-\d\dT[\d:.]+Z$", value)),
+}
+
+
+def _is_base64(text: str) -> bool:
+    try:
+        b64decode(text, validate=True)
+    except ValueError:
+        return False
+    return True
+
+
+def fields(kind: str, words: str, *runs: str) -> Check:
+    """Messages of that kind have these fields: "id:number" is of a kind, "jsonrpc=2.0" is one of some values
+    with | between them, "!id" is absent. > stands between a key and one in its value."""
+
+    def judge(log: PluginLog) -> str | None:
+        found = log.of_kind(kind)
+        faults = (fault for each in found for word in words.split() if (fault := _field_fault(each, word)))
+        return next(faults, "") if found else None
+
+    return each_log(judge, f"the host sent no {kind}", *runs)
+
+
+def _field_fault(message: Mapping[str, Any], word: str) -> str:
+    """What is wrong with one field of a message, or ''."""
+    path, sign, wanted = re.fullmatch(r"!?([^=:]+)([=:]?)(.*)", word).groups()  # type: ignore[union-attr]
+    value: Any = message
+    for key in path.split(">"):
+        if not isinstance(value, dict) or key not in value:
+            return "" if word[0] == "!" else f"{kind_of(message)} has no {path}"
+        value = value[key]
+    if word[0] == "!":
+        return f"{kind_of(message)} has {path}"
+    fits = str(value) in wanted.split("|") if sign == "=" else _KINDS[wanted](value)
+    return "" if fits else f"{path} of {kind_of(message)} is {json.dumps(value)[:200]}, not {wanted}"
+
+
+def answers(*codes: int) -> Check:
+    """What the stand-in asks gets one answer: an error with one of these codes or, without any, a result."""
+
+    def judge(log: PluginLog) -> str | None:
+        asked = next((each.message for each in log.of("sent") if "method" in each.message), None)
+        if asked is None:
+            return None
+        found = [each for each in log.messages if kind_of(each) == "answer" and each.get("id") == asked["id"]]
+        error = found[0].get("error") if len(found) == 1 else None
+        code = error.get("code") if isinstance(error, dict) else None
+        fits = len(found) == 1 and (code in codes if codes else error is None and "result" in found[0])
+        return "" if fits else f"{asked['method']} got {len(found)} answers: {json.dumps(found)[:200]}"
+
+    return each_log(judge, "the host sent no call, so the stand-in did not ask", "asks")
+
+
+def cancels(kind: str, *path: str, never: str = "") -> Check:
+    """A cancellation names a request that is not answered."""
+
+    def judge(log: PluginLog) -> str | None:
+        running: list[Any] = []
+        for each in log.entries:
+            if each.what == "sent" and each.facts.get("id") in running:
+                running.remove(each.facts["id"])
+            message = each.message if each.what == "frame" else {}
+            if message and kind_of(message) == kind:
+                named: Any = message
+                for key in path:
+                    named = named.get(key) if isinstance(named, dict) else None
+                return "" if named in running else f"it names {named!r}, which is no running request"
+            if "id" in message and kind_of(message) not in ("answer", never):
+                running.append(message["id"])
+        return None
+
+    return each_log(judge, "the host cancelled nothing")
+
+
+# --- what the host puts up with -----------------------------------------------------------------------------
+
+
+def carries_on(run: str) -> Check:
+    """The host does the same in this run as in the plain one."""
+
+    def check(trial: Trial) -> Finding:
+        plain, other = trial["plain"], trial.get(run)
+        needed = "called" if run in NEED_CALL else "frame"
+        if other is None or not any(log.of(needed) for log in plain.logs):
+            return Finding("n/a", "the host sent no call" if needed == "called" else NOTHING_SENT)
+        log = other.logs[0] if other.logs else None
+        if other.status is None:
+            return Finding("fail", f"run {run}: the host did not end before --deadline", log)
+        kinds = [_kinds(plain), _kinds(other)]
+        if kinds[0] != kinds[1]:
+            return Finding("fail", f"run {run}: it sent {kinds[1]}, and otherwise {kinds[0]}", log)
+        if other.status != plain.status:
+            reason = f"run {run}: the host ended with {other.status}, and otherwise with {plain.status}"
+            return Finding("fail", reason, log)
+        return Finding("pass", "", log)
+
+    return check
+
+
+def _kinds(run: HostRun) -> str:
+    return ", ".join(sorted({kind_of(each) for log in run.logs for each in log.messages})) or "nothing"
+
+
+def refuses(*kinds: str) -> Check:
+    """An impostor gets no message of these kinds."""
+
+    def judge(log: PluginLog) -> str | None:
+        found = [kind for kind in kinds if log.of_kind(kind)]
+        return f"it got {found[0]}" if found else "" if log.of("sent") else None
+
+    return each_log(judge, "there was no handshake", "impostor")
+
+
+# --- how the host starts and ends a plugin ------------------------------------------------------------------
+
+
+def started(*arguments: str, up: int | None = None) -> Check:
+    """The arguments are these, and the working directory is `up` folders above the program."""
+
+    def judge(log: PluginLog) -> str | None:
+        if log.start["argv"] != list(arguments):
+            return f"its arguments are {log.start['argv']}"
+        wanted = log.start["folder"] if up == 0 else log.start["folder"].rpartition("/")[0]
+        here = log.start["cwd"]
+        return "" if up is None or here == wanted else f"its working directory is {here}, not {wanted}"
+
+    return each_log(judge, NO_START, "plain")
+
+
+def has_variables(*, others: bool = True) -> Check:
+    """The process has STAND_IN=1, as the manifest says. `others`: it may have other variables too."""
+
+    def judge(log: PluginLog) -> str | None:
+        if log.start["values"].get("STAND_IN") != "1":
+            return "it has no STAND_IN=1"
+        # PWD says nothing but the working directory: bubblewrap and shells set it.
+        more = [name for name in log.start["environ"] if name not in ("STAND_IN", "PWD")]
+        return f"it also has {', '.join(more)[:200]}" if more and not others else ""
+
+    return each_log(judge, NO_START, "plain")
+
+
+def no_descriptors() -> Check:
+    def judge(log: PluginLog) -> str | None:
+        more = [number for number in log.start["descriptors"] if number > 2]
+        return f"it inherited {', '.join(map(str, more))}" if more else ""
+
+    return each_log(judge, NO_START)
+
+
+def nothing_left() -> Check:
+    def judge(log: PluginLog) -> str | None:
+        return "the process was still there" if log.closed is None else ""
+
+    return each_log(judge, NO_START)
+
+
+def says_goodbye(kind: str, *runs: str) -> Check:
+    """A message of that kind is the last one but for answers."""
+
+    def judge(log: PluginLog) -> str | None:
+        kinds = [kind_of(each) for each in log.messages if kind_of(each) != "answer"]
+        if kind not in kinds:
+            return f"it got no {kind}" if kinds else None
+        return f"it got {kinds[-1]} after {kind}" if kinds[-1] != kind else ""
+
+    return each_log(judge, NOTHING_SENT, *(runs or ("plain", "stubborn")))
+
+
+def closes_stdin() -> Check:
+    def judge(log: PluginLog) -> str | None:
+        told = [each.what for each in log.entries if each.what in ("eof", "signal")]
+        fault = "" if told[:1] == ["eof"] else "it was ended without that"
+        return fault if log.messages else None
+
+    return each_log(judge, NOTHING_SENT, "stubborn")
+
+
+def grace(seconds: float, after: str = "") -> Check:
+    """A process that does not end is not ended sooner than so long after a message of that kind or, without
+    one, after its last answer. Half of the time is enough: the machine may be busy."""
+
+    def judge(log: PluginLog) -> str | None:
+        told = log.of("frame" if after else "sent")
+        begun = [each.time for each in told if not after or kind_of(each.message) == after]
+        ended = [*(each.time for each in log.of("signal")), *([] if log.closed is None else [log.closed])]
+        if not begun or not ended:
+            return None
+        waited = min(ended) - begun[-1]
+        return "" if waited >= seconds / 2 else f"it was ended after {waited:.2f} s"
+
+    return each_log(judge, "the host did not get so far", "stubborn")
+
+
+def ends_it(*, term: bool = False) -> Check:
+    """A process that does not end is ended by force; with `term` it gets SIGTERM first."""
+
+    def judge(log: PluginLog) -> str | None:
+        if log.closed is None:
+            return "nobody ended it"
+        numbers = [each.facts["number"] for each in log.of("signal")]
+        return "it was killed without SIGTERM" if term and signal.SIGTERM not in numbers else ""
+
+    return each_log(judge, NO_START, "stubborn")
+
+
+def describe_runs(stand_in: StandIn) -> Iterator[str]:
+    """What the stand-in does in each of its runs, for people."""
+    return (f"{name}: {RUNS[name]}" for name in stand_in.runs)
