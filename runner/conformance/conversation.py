@@ -82,15 +82,21 @@ class Conversation:
                 case See():
                     await self._see(step)
                 case Check():
-                    value = self.facts[f"${step.fact}"]
-                    self.transcript.seen(f"{step.fact} is {shown(value, 300)}")
-                    if fault := mismatch(fill(step.pattern, self.facts), value, step.fact):
-                        raise RuleBroken(fault)
+                    self._check(step)
                 case CloseInput():
                     self.transcript.seen("stdin is closed")
                     await self._cell.stdin.aclose()
                 case Exit():
                     await self._see_exit(step.statuses)
+
+    def _check(self, step: Check) -> None:
+        if isinstance(step.fact, str):
+            name, value = step.fact, self.facts[f"${step.fact}"]
+        else:
+            name, value = "", {each: self.facts[f"${each}"] for each in step.fact}
+        self.transcript.seen(f"{name or 'they were'}: {shown(value, 300)}")
+        if fault := mismatch(fill(step.pattern, self.facts), value, name):
+            raise RuleBroken(fault)
 
     async def _say(self, step: Say) -> None:
         if isinstance(step.message, bytes):
@@ -140,7 +146,7 @@ class Conversation:
 
     async def _see_exit(self, statuses: tuple[int, ...]) -> None:
         until = trio.current_time() + self._seconds
-        while (frame := await self._next(until, "")) is not None:
+        while (frame := await self._next(until, "null")) is not None:
             self._judge_rest(frame)
         with trio.move_on_at(until):
             await self._cell.over.wait()
@@ -180,7 +186,7 @@ class Conversation:
             with trio.move_on_at(until) as waiting:
                 await self._arrived.wait()
             if waiting.cancelled_caught:
-                what = f"no answer to {wanted} came" if wanted else "it did not exit"
+                what = "it did not exit" if wanted == "null" else f"no answer to {wanted} came"
                 raise RuleBroken(f"{what} within {self._seconds:g} s")
         frame = self._inbox.popleft()
         if not self._inbox and not self._ended:

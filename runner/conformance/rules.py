@@ -47,9 +47,9 @@ class See(NamedTuple):
 
 
 class Check(NamedTuple):
-    """Compare a fact that was kept. Nothing is sent."""
+    """Compare what was kept. Nothing is sent."""
 
-    fact: str
+    fact: str | tuple[str, ...]  # several facts are one object
     pattern: Any
 
 
@@ -64,6 +64,8 @@ class Exit(NamedTuple):
 
 
 Step = Say | See | Check | CloseInput | Exit
+
+UNANSWERED = See(None, alone=True, or_exit=True)  # nothing is answered until the plugin exits
 
 # Rules that every message of a plugin is held against, in all trials: it is one ("message"), it has the right
 # shape ("shape"), and it answers something that was asked, once ("answer").
