@@ -43,6 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.manifest.*",),
     ("runner.contracts.registry",),
     ("runner.contracts.contract",),
+    ("runner.conformance.rules",),
     ("runner.conformance.report",),
     ("runner.protocol.*",),
     ("runner.plugin", "runner.outcome", "runner.supervision"),
@@ -94,6 +95,8 @@ MAY_IMPORT: Mapping[str, Use] = {
         (
             "runner.aio",
             "runner.cli.live.*",
+            "runner.conformance.conversation",
+            "runner.conformance.engine",
             "runner.contracts.*.compaction",
             "runner.contracts.*.files",
             "runner.contracts.*.services",

@@ -12,6 +12,7 @@ from sandbox.speed.typed import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from runner.conformance.rules import RuleBook
     from runner.contracts.contract import Contract, ContractOption, ContractVerb, LaunchFault
     from runner.plugin import Plugin
     from runner.protocol.dialect import Dialect, Setting
@@ -63,6 +64,15 @@ def make_inspector(contract: Contract, setting: Setting) -> Inspector:
     `exec --inspect`."""
     made: Inspector = _module(contract, "inspector").make(setting)
     return made
+
+
+def plugin_rules(contract: Contract) -> RuleBook | None:
+    """The rules that `runner conformance` tries a plugin by: BOOK in the contract's plugin_rules.py. None: it
+    has written none down."""
+    if not look.isfile(os.path.join(_FOLDER, contract.name, "plugin_rules.py")):
+        return None
+    book: RuleBook = _module(contract, "plugin_rules").BOOK
+    return book
 
 
 def manifest_schema(contract: Contract) -> dict[str, object]:

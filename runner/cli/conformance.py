@@ -1,0 +1,161 @@
+"""runner conformance: try a plugin by each rule of its contract."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from runner.cli.call import configured
+from runner.cli.shared.json_option import read_json_option
+from runner.cli.shared.options import (
+    add_command_invocation,
+    add_config,
+    add_contract_options,
+    add_launch,
+    add_secrets,
+    invocation_of,
+    is_command,
+    secrets_of,
+)
+from runner.cli.shared.text import say
+from runner.conformance.report import ConformanceReport, as_json, as_junit, as_text
+from runner.contracts.registry import contract_names, find_contract, plugin_rules
+from runner.outcome import EXIT, USAGE_ERROR
+from sandbox.document.diagnostic import did_you_mean, printable, quoted
+from sandbox.units import parse_limit
+
+if TYPE_CHECKING:
+    from runner.conformance.conversation import CageLaunch
+    from runner.conformance.rules import RuleBook
+    from runner.contracts.contract import Contract
+    from runner.launch.stages import Invocation
+    from runner.plugin import Plugin
+    from runner.protocol.dialect import Call
+
+NAME = "conformance"
+HELP = "try a plugin, in its cage, by each rule of its contract"
+EXAMPLE = """runner conformance CONTRACT ./my-plugin --call greet --input '{"name": "you"}'"""
+PASSES_ARGUMENTS = True
+
+_BROKEN = 1  # exit status: at least one rule
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_rules(parser)
+    parser.add_argument("manifest", metavar="MANIFEST", help="the plugin's manifest, or the folder it is in")
+    parser.add_argument(
+        "--server", metavar="NAME", help="which plugin of a manifest that lists several servers"
+    )
+    add_launch(parser)
+    add_config(parser)
+    add_secrets(parser)
+    add_contract_options(parser, "call")
+    parser.usage = f"{parser.prog} [options] CONTRACT MANIFEST [-- ARGS]"
+    parser.usage += f"\n       {parser.prog} [options] CONTRACT -- COMMAND"
+
+
+def add_command_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_rules(parser)
+    add_command_invocation(parser)
+
+
+def _add_rules(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "rules", metavar="CONTRACT", help=f"whose rules: {', '.join(contract_names())}; see runner contracts"
+    )
+    parser.add_argument(
+        "--call",
+        metavar="NAME",
+        help="a call that succeeds, for the rules about calls: a tool, …",
+    )
+    parser.add_argument("--input", metavar="JSON|@FILE|-", help="its input")
+    parser.add_argument("--kind", metavar="KIND", help="what NAME names, as for runner call")
+    parser.add_argument(
+        "--timeout", metavar="TIME", default="10s", help="for each answer and for the exit; default: 10s"
+    )
+    parser.add_argument("--format", choices=("text", "json", "junit"), default="text", help="default: text")
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        contract, book = _rules(args.rules)
+        args.contract = None if is_command(args) else args.rules
+        invocation, config = configured(invocation_of(args))
+        seconds = float(parse_limit("call", args.timeout))
+        call = _call(args, contract)
+        secrets = secrets_of(args)
+    except ValueError as error:
+        say(f"runner conformance: {printable(str(error))}")
+        return USAGE_ERROR
+    from runner.cli.live.conformance import try_on_trio
+    from runner.exceptions import PluginError, PluginFailure
+
+    try:
+        launch, plugin, call = _prepare(invocation, contract, call, config, secrets)
+        verdicts = try_on_trio(book, launch, book.facts(plugin, call), seconds)
+    except (PluginError, PluginFailure) as failed:
+        lines = failed.explanation if isinstance(failed, PluginFailure) else ()
+        say("\n".join(lines or (f"runner: {printable(f'{failed.outcome.code}: {failed.outcome.message}')}",)))
+        return EXIT[failed.outcome.code]
+    subject = " ".join(args.arguments) if is_command(args) else args.manifest
+    report = ConformanceReport(contract.name, "plugin", subject, verdicts)
+    print_report(report, args.format)
+    return EXIT["ok"] if report.ok else _BROKEN
+
+
+def print_report(report: ConformanceReport, form: str) -> None:
+    if form == "json":
+        print(as_json(report))
+    elif form == "junit":
+        print(as_junit(report), end="")
+    else:
+        say("\n".join(as_text(report)), sys.stdout)
+
+
+def _rules(name: str) -> tuple[Contract, RuleBook]:
+    """Raises ValueError."""
+    known = contract_names()
+    if name not in known:
+        near = did_you_mean(name, known)
+        raise ValueError(
+            f"there is no contract {quoted(name)}; {near or 'there are'} {', '.join(known)}; write"
+            " runner conformance CONTRACT MANIFEST"
+        )
+    contract = find_contract(name)
+    book = plugin_rules(contract)
+    if book is None:
+        raise ValueError(f"the contract {name} has no rules that a plugin can be tried by")
+    return contract, book
+
+
+def _call(args: argparse.Namespace, contract: Contract) -> Call | None:
+    """Raises ValueError."""
+    from runner.protocol.dialect import Call
+
+    given = read_json_option("--input", args.input)
+    kind = args.kind or next(iter(contract.calls))
+    if args.call is None:
+        if given is not None or args.kind is not None:
+            raise ValueError("--input and --kind belong to a call: name it with --call")
+        return None
+    if kind not in contract.calls:
+        raise ValueError(f"--kind {kind}: the contract {contract.name} has {', '.join(contract.calls)}")
+    return Call(kind, args.call, given)
+
+
+def _prepare(
+    invocation: Invocation, contract: Contract, call: Call | None, config: object, secrets: dict[str, bytes]
+) -> tuple[CageLaunch, Plugin | None, Call | None]:
+    """Raises PluginError or PluginFailure: the manifest has a fault, or the call cannot succeed."""
+    from runner.conformance.conversation import CageLaunch
+    from runner.launch.read import secret_contents
+    from runner.session.prepared import cage_contents, complete_call, read_plugin
+
+    if invocation.command is not None:
+        return CageLaunch(invocation), None, call
+    plugin = read_plugin(invocation)
+    if contract.prepared_calls is None or call is None:
+        return CageLaunch(invocation, secret_contents(contract, secrets)), plugin, call
+    prepared = complete_call(invocation, call, secrets=secrets, config=config)
+    return CageLaunch(prepared.invocation, cage_contents(prepared)), prepared.plugin, prepared.call

@@ -1,0 +1,28 @@
+"""The trial of a plugin, from the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from runner.cli.live.session import cancelled_by_signals, interrupted, run_on_trio
+from runner.conformance.conversation import CageLaunch
+from runner.conformance.engine import try_plugin
+from runner.conformance.report import Verdict
+from runner.conformance.rules import RuleBook
+
+
+def try_on_trio(
+    book: RuleBook, launch: CageLaunch, known: Mapping[str, Any], seconds: float
+) -> tuple[Verdict, ...]:
+    """The verdicts. Raises PluginFailure, also if a signal has ended the trial."""
+
+    async def work() -> tuple[Verdict, ...]:
+        verdicts: tuple[Verdict, ...] = ()
+        async with cancelled_by_signals(lambda first: None) as numbers:
+            verdicts = await try_plugin(book, launch, known, seconds)
+        if numbers:
+            raise interrupted(numbers[0])
+        return verdicts
+
+    return run_on_trio(work)
