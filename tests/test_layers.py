@@ -43,6 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.manifest.*",),
     ("runner.contracts.registry",),
     ("runner.contracts.contract",),
+    ("runner.conformance.host_checks",),
     ("runner.conformance.rules",),
     ("runner.conformance.report",),
     ("runner.protocol.*",),

@@ -1,7 +1,7 @@
-"""Tries a host: lets its command start a stand-in plugin, once for each run, and judges what the stand-in saw.
+"""Tries a host: lets its command start a stand-in plugin, once for each run, and judges what that has seen.
 
-The stand-in is a folder with a manifest and a program; runner/conformance/stand_in.py says how it reports from
-a cage. It is not seen where the host runs its plugins on another machine, or runs a copy of the folder in a
+The stand-in is a folder with a manifest and a program; runner/conformance/stand_in.py says how it reports
+from a cage. It is not seen where the host runs its plugins on another machine, or runs a copy of the folder in a
 cage that does not show the original.
 
 The host's command is the caller's own, and runs with the caller's rights.
@@ -108,7 +108,15 @@ def _run(name: str, command: Sequence[str], stand_in: StandIn, folder: str, dead
     told = os.path.join(beside, "told")
     replies = {kind: reply._asdict() for kind, reply in stand_in.replies.items()}
     kept = {key: getattr(stand_in, key) for key in ("framing", "large", "ask", "extra", "variables")}
-    table = {"run": name, "told": told, "channels": CHANNELS, "replies": replies, **kept}
+    manifest = any(each.startswith(folder) and not each.endswith(stand_in.program) for each in command)
+    table = {
+        "run": name,
+        "told": told,
+        "channels": CHANNELS,
+        "replies": replies,
+        "manifest": manifest,
+        **kept,
+    }
     _write(os.path.join(beside, "stand_in.json"), json.dumps(table))
     with closing(ToldListener(told)) as listener, tempfile.TemporaryFile() as output:
         status = _watch(name, command, listener, deadline, output)
@@ -123,8 +131,8 @@ def _run(name: str, command: Sequence[str], stand_in: StandIn, folder: str, dead
     if name == "plain" and not listener.logs:
         ended = f"did not end in {deadline:g} s (--deadline)" if status is None else f"ended with {status}"
         raise HostCommandFault(
-            f"the host's command {ended}, and no process of the stand-in was seen: the host did not start it, or "
-            f"its cage does not show the stand-in's folder. It printed: {printed or 'nothing'}"
+            f"the host's command {ended}, and no process of the stand-in was seen: the host did not start it, "
+            f"or its cage does not show the stand-in's folder. It printed: {printed or 'nothing'}"
         )
     return HostRun(status, listener.logs)
 
@@ -135,7 +143,7 @@ def _watch(
     """Run the command until it has ended, and until no process of the stand-in is left. Returns its status;
     None: it was ended at the deadline."""
     try:
-        host = subprocess.Popen(  # noqa: S603 - the caller's own command
+        host = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
     except OSError as error:

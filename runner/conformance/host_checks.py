@@ -1,4 +1,4 @@
-"""What a host is judged by: the stand-in plugin that it starts, and the checks that a contract's rules consist of.
+"""What a host is judged by: the stand-in plugin that it starts, and the checks that rules are made of.
 
 A check reads the logs of the stand-in's processes. What the host never did, such as a call, makes a check not
 applicable: only what it did can be wrong. A message is meant by its kind: its method, its type, or "answer".
@@ -7,13 +7,12 @@ applicable: only what it did can be wrong. A message is meant by its kind: its m
 from __future__ import annotations
 
 import json
-import re
 import signal
-from base64 import b64decode
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Concatenate, Literal, ParamSpec
 
 from runner.conformance.report import ContractRule, Result, Transcript, TranscriptLine
+from runner.conformance.rules import find, mismatch
 from sandbox.speed.value import NamedTuple
 
 # What the stand-in does in each run. Each is one start of the host's command.
@@ -31,6 +30,7 @@ RUNS: Mapping[str, str] = {
     "modern": "speaks a newer version of the protocol that has no handshake",
 }
 NEED_CALL = ("extra", "large", "error", "asks", "silent")
+NO_MANIFEST = "the host was given the program, and not the manifest"
 NOTHING_SENT, NO_START = "the host sent nothing", "the host started nothing"
 
 
@@ -156,27 +156,13 @@ def number_rules(contract: str, rows: Sequence[Row]) -> tuple[HostRule, ...]:
     )
 
 
-def common_rules(*, wire: str, large: str, unknown: str, start: str, end: str) -> tuple[Row, ...]:
-    """The first rows of every contract, with their places in its text."""
-    return (
-        ("Each message is one JSON object in UTF-8, framed as the contract says.", wire, framed()),
-        ("An answer that comes late and in pieces is read.", wire, carries_on("pieces")),
-        ("A large answer is read.", large, carries_on("large")),
-        ("What a host may ignore changes nothing.", unknown, carries_on("extra")),
-        ("A plugin that writes much to stderr is not blocked by it.", wire, carries_on("stderr")),
-        ("The plugin has its three streams, and no other descriptor of its host.", start, no_descriptors()),
-        ("No process of the plugin is left when the host has ended.", end, nothing_left()),
-        ("Nothing is sent before the handshake is answered.", start, waits()),
-    )
-
-
 def kind_of(message: Mapping[str, Any]) -> str:
     return str(message.get("method") or message.get("type") or "answer")[:80]
 
 
 def each_log(judge: Callable[[PluginLog], str | None], nothing: str, *runs: str) -> Check:
     """A check of every log, or of those of these runs. `judge` returns what is wrong, '' if nothing is, or
-    None if it does not apply."""
+    None if it does not apply; `nothing` says why it applied nowhere."""
 
     def check(trial: Trial) -> Finding:
         seen = None
@@ -190,158 +176,120 @@ def each_log(judge: Callable[[PluginLog], str | None], nothing: str, *runs: str)
     return check
 
 
+P = ParamSpec("P")
+
+
+def _check_each(
+    nothing: str, *runs: str
+) -> Callable[[Callable[Concatenate[PluginLog, P], str | None]], Callable[P, Check]]:
+    """For functions that judge a log: what they make of their other arguments is a check."""
+
+    def decorate(judge: Callable[Concatenate[PluginLog, P], str | None]) -> Callable[P, Check]:
+        def make(*args: P.args, **kwargs: P.kwargs) -> Check:
+            return each_log(lambda log: judge(log, *args, **kwargs), nothing, *runs)
+
+        return make
+
+    return decorate
+
+
 # --- what the host sends ------------------------------------------------------------------------------------
 
 
-def framed() -> Check:
-    def judge(log: PluginLog) -> str | None:
-        faults = [each.facts["fault"] for each in log.of("frame")]
-        return next(filter(None, faults), "") if faults else None
-
-    return each_log(judge, NOTHING_SENT)
+@_check_each(NOTHING_SENT)
+def framed(log: PluginLog) -> str | None:
+    faults = [each.facts["fault"] for each in log.of("frame")]
+    return next(filter(None, faults), "") if faults else None
 
 
-def first(*kinds: str) -> Check:
-    def judge(log: PluginLog) -> str | None:
-        opening = kind_of(log.messages[0]) if log.messages else None
-        return opening and ("" if opening in kinds else f"the first message is {opening}")
-
-    return each_log(judge, NOTHING_SENT)
+@_check_each(NOTHING_SENT)
+def first(log: PluginLog, kind: str) -> str | None:
+    opening = kind_of(log.messages[0]) if log.messages else None
+    return opening and ("" if opening == kind else f"the first message is {opening}")
 
 
-def only(*kinds: str) -> Check:
-    def judge(log: PluginLog) -> str | None:
-        found = map(kind_of, log.messages)
-        return next((f"it got {kind}" for kind in found if kind not in kinds), "") if log.messages else None
-
-    return each_log(judge, NOTHING_SENT)
+@_check_each(NOTHING_SENT)
+def only(log: PluginLog, *kinds: str) -> str | None:
+    strange = [kind for each in log.messages if (kind := kind_of(each)) not in kinds]
+    return f"it got {strange[0]}" if strange else "" if log.messages else None
 
 
-def waits() -> Check:
-    def judge(log: PluginLog) -> str | None:
-        told = log.of("early")
-        early = any(each.facts["more"] for each in told)
-        return "the host did not wait for the answer" if early else "" if told else None
-
-    return each_log(judge, "there was no handshake", "pieces")
+@_check_each("there was no handshake", "pieces")
+def waits(log: PluginLog) -> str | None:
+    told = [each.facts["more"] for each in log.of("early")]
+    return "the host did not wait for the answer" if any(told) else "" if told else None
 
 
-def precedes(earlier: str, *later: str, given: str) -> Check:
+@_check_each("the host sent nothing that has to wait")
+def precedes(log: PluginLog, earlier: str, *later: str, given: str) -> str | None:
     """A message of one kind stands before those of others, in conversations that have one of kind `given`."""
-
-    def judge(log: PluginLog) -> str | None:
-        kinds = list(map(kind_of, log.messages))
-        places = [place for place, kind in enumerate(kinds) if kind in later]
-        if not places or given not in kinds:
-            return None
-        return "" if earlier in kinds[: places[0]] else f"{kinds[places[0]]} came before {earlier}"
-
-    return each_log(judge, "the host sent nothing that has to wait")
+    kinds = list(map(kind_of, log.messages))
+    places = [place for place, kind in enumerate(kinds) if kind in later]
+    if not places or given not in kinds:
+        return None
+    return "" if earlier in kinds[: places[0]] else f"{kinds[places[0]]} came before {earlier}"
 
 
-def at_most_one(kind: str) -> Check:
-    def judge(log: PluginLog) -> str | None:
-        found = len(log.of_kind(kind))
-        return f"one process got {found} of them" if found > 1 else "" if found else None
-
-    return each_log(judge, f"the host sent no {kind}")
+@_check_each("the host sent no request")
+def at_most_one(log: PluginLog, kind: str) -> str | None:
+    found = len(log.of_kind(kind))
+    return f"one process got {found} of them" if found > 1 else "" if found else None
 
 
-def unique(key: str) -> Check:
-    """No two requests to one process have the same id."""
-
-    def judge(log: PluginLog) -> str | None:
-        ids = [each[key] for each in log.messages if key in each and kind_of(each) != "answer"]
-        again = [value for place, value in enumerate(ids) if value in ids[:place]]
-        return f"{key} {again[0]!r} was used before" if again else "" if ids else None
-
-    return each_log(judge, NOTHING_SENT)
+@_check_each("the host sent no request")
+def unique_ids(log: PluginLog) -> str | None:
+    ids = [each["id"] for each in log.messages if "id" in each and kind_of(each) != "answer"]
+    again = [value for place, value in enumerate(ids) if value in ids[:place]]
+    return f"the id {again[0]!r} was used before" if again else "" if ids else None
 
 
-_KINDS: Mapping[str, Callable[[Any], bool]] = {
-    "any": lambda value: True,
-    "text": lambda value: isinstance(value, str) and value != "",
-    "string": lambda value: isinstance(value, str),
-    "number": lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0,
-    "id": lambda value: isinstance(value, int | str) and not isinstance(value, bool),
-    "boolean": lambda value: isinstance(value, bool),
-    "object": lambda value: isinstance(value, dict),
-    "texts": lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
-    "empty": lambda value: value == [],
-    "base64": lambda value: isinstance(value, str) and _is_base64(value),
-    "time": lambda value: isinstance(value, str) and bool(re.match(r"\d{4}-\d\d-\d\dT[\d:.]+Z$", value)),
-}
-
-
-def _is_base64(text: str) -> bool:
-    try:
-        b64decode(text, validate=True)
-    except ValueError:
-        return False
-    return True
-
-
-def fields(kind: str, words: str, *runs: str) -> Check:
-    """Messages of that kind have these fields: "id:number" is of a kind, "jsonrpc=2.0" is one of some values
-    with | between them, "!id" is absent. > stands between a key and one in its value."""
+def fields(kind: str, pattern: Any, *runs: str) -> Check:
+    """Messages of that kind match the pattern: runner/conformance/rules.py says how it is written."""
 
     def judge(log: PluginLog) -> str | None:
         found = log.of_kind(kind)
-        faults = (fault for each in found for word in words.split() if (fault := _field_fault(each, word)))
+        faults = (f"{kind_of(each)}: {fault}" for each in found if (fault := mismatch(pattern, each)))
         return next(faults, "") if found else None
 
     return each_log(judge, f"the host sent no {kind}", *runs)
 
 
-def _field_fault(message: Mapping[str, Any], word: str) -> str:
-    """What is wrong with one field of a message, or ''."""
-    path, sign, wanted = re.fullmatch(r"!?([^=:]+)([=:]?)(.*)", word).groups()  # type: ignore[union-attr]
-    value: Any = message
-    for key in path.split(">"):
-        if not isinstance(value, dict) or key not in value:
-            return "" if word[0] == "!" else f"{kind_of(message)} has no {path}"
-        value = value[key]
-    if word[0] == "!":
-        return f"{kind_of(message)} has {path}"
-    fits = str(value) in wanted.split("|") if sign == "=" else _KINDS[wanted](value)
-    return "" if fits else f"{path} of {kind_of(message)} is {json.dumps(value)[:200]}, not {wanted}"
+def absent(value: Any) -> str:
+    """A pattern for a key that may not be there: {"id?": absent}."""
+    return "it may not be there"
 
 
-def answers(*codes: int) -> Check:
+REQUEST: Any = {"id": (int, str)}  # patterns
+NOTIFICATION: Any = {"id?": absent}
+JSON_RPC: Any = {"jsonrpc": "2.0"}
+
+
+@_check_each("the host sent no call, so the stand-in did not ask", "asks")
+def answers(log: PluginLog, *codes: int) -> str | None:
     """What the stand-in asks gets one answer: an error with one of these codes or, without any, a result."""
-
-    def judge(log: PluginLog) -> str | None:
-        asked = next((each.message for each in log.of("sent") if "method" in each.message), None)
-        if asked is None:
-            return None
-        found = [each for each in log.messages if kind_of(each) == "answer" and each.get("id") == asked["id"]]
-        error = found[0].get("error") if len(found) == 1 else None
-        code = error.get("code") if isinstance(error, dict) else None
-        fits = len(found) == 1 and (code in codes if codes else error is None and "result" in found[0])
-        return "" if fits else f"{asked['method']} got {len(found)} answers: {json.dumps(found)[:200]}"
-
-    return each_log(judge, "the host sent no call, so the stand-in did not ask", "asks")
-
-
-def cancels(kind: str, *path: str, never: str = "") -> Check:
-    """A cancellation names a request that is not answered."""
-
-    def judge(log: PluginLog) -> str | None:
-        running: list[Any] = []
-        for each in log.entries:
-            if each.what == "sent" and each.facts.get("id") in running:
-                running.remove(each.facts["id"])
-            message = each.message if each.what == "frame" else {}
-            if message and kind_of(message) == kind:
-                named: Any = message
-                for key in path:
-                    named = named.get(key) if isinstance(named, dict) else None
-                return "" if named in running else f"it names {named!r}, which is no running request"
-            if "id" in message and kind_of(message) not in ("answer", never):
-                running.append(message["id"])
+    asked = next((each.message for each in log.of("sent") if "method" in each.message), None)
+    if asked is None:
         return None
+    found = [each for each in log.of_kind("answer") if each.get("id") == asked["id"]]
+    wanted = {"error": {"code": codes}} if codes else {"result": object, "error?": absent}
+    fault = mismatch(wanted, found[0]) if len(found) == 1 else f"it got {len(found)} answers"
+    return f"{asked['method']}: {fault}" if fault else ""
 
-    return each_log(judge, "the host cancelled nothing")
+
+@_check_each("the host cancelled nothing")
+def cancels(log: PluginLog, kind: str, path: str, *, never: str = "") -> str | None:
+    """A cancellation names a request that is not answered."""
+    running: list[Any] = []
+    for each in log.entries:
+        if each.what == "sent" and each.facts.get("id") in running:
+            running.remove(each.facts["id"])
+        message = each.message if each.what == "frame" else {}
+        if message and kind_of(message) == kind:
+            named = find(message, path)
+            return "" if named in running else f"it names {named!r}, which is no running request"
+        if "id" in message and kind_of(message) not in ("answer", never):
+            running.append(message["id"])
+    return None
 
 
 # --- what the host puts up with -----------------------------------------------------------------------------
@@ -355,76 +303,64 @@ def carries_on(run: str) -> Check:
         needed = "called" if run in NEED_CALL else "frame"
         if other is None or not any(log.of(needed) for log in plain.logs):
             return Finding("n/a", "the host sent no call" if needed == "called" else NOTHING_SENT)
+        did, usual = _did(other), _did(plain)
         log = other.logs[0] if other.logs else None
-        if other.status is None:
-            return Finding("fail", f"run {run}: the host did not end before --deadline", log)
-        kinds = [_kinds(plain), _kinds(other)]
-        if kinds[0] != kinds[1]:
-            return Finding("fail", f"run {run}: it sent {kinds[1]}, and otherwise {kinds[0]}", log)
-        if other.status != plain.status:
-            reason = f"run {run}: the host ended with {other.status}, and otherwise with {plain.status}"
-            return Finding("fail", reason, log)
+        if did != usual:
+            return Finding("fail", f"run {run}: the host {did}; in the plain run it {usual}", log)
         return Finding("pass", "", log)
 
     return check
 
 
-def _kinds(run: HostRun) -> str:
-    return ", ".join(sorted({kind_of(each) for log in run.logs for each in log.messages})) or "nothing"
+def _did(run: HostRun) -> str:
+    kinds = sorted({kind_of(each) for log in run.logs for each in log.messages})
+    ended = "did not end before --deadline" if run.status is None else f"ended with {run.status}"
+    return f"sent {', '.join(kinds) or 'nothing'} and {ended}"
 
 
-def refuses(*kinds: str) -> Check:
+@_check_each("there was no handshake", "impostor")
+def refuses(log: PluginLog, *kinds: str) -> str | None:
     """An impostor gets no message of these kinds."""
-
-    def judge(log: PluginLog) -> str | None:
-        found = [kind for kind in kinds if log.of_kind(kind)]
-        return f"it got {found[0]}" if found else "" if log.of("sent") else None
-
-    return each_log(judge, "there was no handshake", "impostor")
+    found = [kind for kind in kinds if log.of_kind(kind)]
+    return f"it got {found[0]}" if found else "" if log.of("sent") else None
 
 
 # --- how the host starts and ends a plugin ------------------------------------------------------------------
 
 
-def started(*arguments: str, up: int | None = None) -> Check:
+@_check_each(NO_MANIFEST, "plain")
+def started(log: PluginLog, *arguments: str, up: int | None = None) -> str | None:
     """The arguments are these, and the working directory is `up` folders above the program."""
-
-    def judge(log: PluginLog) -> str | None:
-        if log.start["argv"] != list(arguments):
-            return f"its arguments are {log.start['argv']}"
-        wanted = log.start["folder"] if up == 0 else log.start["folder"].rpartition("/")[0]
-        here = log.start["cwd"]
-        return "" if up is None or here == wanted else f"its working directory is {here}, not {wanted}"
-
-    return each_log(judge, NO_START, "plain")
+    folder, here = log.start["folder"], log.start["cwd"]
+    if not log.start["manifest"]:
+        return None
+    if log.start["argv"] != list(arguments):
+        return f"its arguments are {log.start['argv']}"
+    wanted = folder if up == 0 else folder.rpartition("/")[0]
+    return "" if up is None or here == wanted else f"its working directory is {here}, not {wanted}"
 
 
-def has_variables(*, others: bool = True) -> Check:
+@_check_each(NO_MANIFEST, "plain")
+def has_variables(log: PluginLog, *, others: bool = True) -> str | None:
     """The process has STAND_IN=1, as the manifest says. `others`: it may have other variables too."""
-
-    def judge(log: PluginLog) -> str | None:
-        if log.start["values"].get("STAND_IN") != "1":
-            return "it has no STAND_IN=1"
-        # PWD says nothing but the working directory: bubblewrap and shells set it.
-        more = [name for name in log.start["environ"] if name not in ("STAND_IN", "PWD")]
-        return f"it also has {', '.join(more)[:200]}" if more and not others else ""
-
-    return each_log(judge, NO_START, "plain")
+    if not log.start["manifest"]:
+        return None
+    if log.start["values"].get("STAND_IN") != "1":
+        return "it has no STAND_IN=1"
+    # PWD says nothing but the working directory: bubblewrap and shells set it.
+    more = [name for name in log.start["environ"] if name not in ("STAND_IN", "PWD")]
+    return f"it also has {', '.join(more)[:200]}" if more and not others else ""
 
 
-def no_descriptors() -> Check:
-    def judge(log: PluginLog) -> str | None:
-        more = [number for number in log.start["descriptors"] if number > 2]
-        return f"it inherited {', '.join(map(str, more))}" if more else ""
-
-    return each_log(judge, NO_START)
+@_check_each(NO_START)
+def no_descriptors(log: PluginLog) -> str | None:
+    more = [number for number in log.start["descriptors"] if number > 2]
+    return f"it inherited {', '.join(map(str, more))}" if more else ""
 
 
-def nothing_left() -> Check:
-    def judge(log: PluginLog) -> str | None:
-        return "the process was still there" if log.closed is None else ""
-
-    return each_log(judge, NO_START)
+@_check_each(NO_START)
+def nothing_left(log: PluginLog) -> str | None:
+    return "the process was still there" if log.closed is None else ""
 
 
 def says_goodbye(kind: str, *runs: str) -> Check:
@@ -439,43 +375,43 @@ def says_goodbye(kind: str, *runs: str) -> Check:
     return each_log(judge, NOTHING_SENT, *(runs or ("plain", "stubborn")))
 
 
-def closes_stdin() -> Check:
-    def judge(log: PluginLog) -> str | None:
-        told = [each.what for each in log.entries if each.what in ("eof", "signal")]
-        fault = "" if told[:1] == ["eof"] else "it was ended without that"
-        return fault if log.messages else None
-
-    return each_log(judge, NOTHING_SENT, "stubborn")
+@_check_each(NO_START, "stubborn")
+def closes_stdin(log: PluginLog) -> str | None:
+    told = [each.what for each in log.entries if each.what in ("eof", "signal")]
+    return "" if told[:1] == ["eof"] else "it was ended without that"
 
 
-def grace(seconds: float, after: str = "") -> Check:
+@_check_each("the host did not get so far", "stubborn")
+def grace(log: PluginLog, seconds: float, after: str = "") -> str | None:
     """A process that does not end is not ended sooner than so long after a message of that kind or, without
     one, after its last answer. Half of the time is enough: the machine may be busy."""
-
-    def judge(log: PluginLog) -> str | None:
-        told = log.of("frame" if after else "sent")
-        begun = [each.time for each in told if not after or kind_of(each.message) == after]
-        ended = [*(each.time for each in log.of("signal")), *([] if log.closed is None else [log.closed])]
-        if not begun or not ended:
-            return None
-        waited = min(ended) - begun[-1]
-        return "" if waited >= seconds / 2 else f"it was ended after {waited:.2f} s"
-
-    return each_log(judge, "the host did not get so far", "stubborn")
+    told = log.of("frame" if after else "sent")
+    begun = [each.time for each in told if not after or kind_of(each.message) == after]
+    ended = [*(each.time for each in log.of("signal")), *([] if log.closed is None else [log.closed])]
+    if not begun or not ended:
+        return None
+    waited = min(ended) - begun[-1]
+    return "" if waited >= seconds / 2 else f"it was ended after {waited:.2f} s"
 
 
-def ends_it(*, term: bool = False) -> Check:
+@_check_each(NO_START, "stubborn")
+def ends_it(log: PluginLog, *, term: bool = False) -> str | None:
     """A process that does not end is ended by force; with `term` it gets SIGTERM first."""
-
-    def judge(log: PluginLog) -> str | None:
-        if log.closed is None:
-            return "nobody ended it"
-        numbers = [each.facts["number"] for each in log.of("signal")]
-        return "it was killed without SIGTERM" if term and signal.SIGTERM not in numbers else ""
-
-    return each_log(judge, NO_START, "stubborn")
+    if log.closed is None:
+        return "nobody ended it"
+    numbers = [each.facts["number"] for each in log.of("signal")]
+    return "it was killed without SIGTERM" if term and signal.SIGTERM not in numbers else ""
 
 
-def describe_runs(stand_in: StandIn) -> Iterator[str]:
-    """What the stand-in does in each of its runs, for people."""
-    return (f"{name}: {RUNS[name]}" for name in stand_in.runs)
+def common_rules(*, wire: str, large: str, unknown: str, start: str, end: str) -> tuple[Row, ...]:
+    """The first rows of every contract, with their places in its text."""
+    return (
+        ("Each message is one JSON object in UTF-8, framed as the contract says.", wire, framed()),
+        ("An answer that comes late and in pieces is read.", wire, carries_on("pieces")),
+        ("A large answer is read.", large, carries_on("large")),
+        ("What a host may ignore changes nothing.", unknown, carries_on("extra")),
+        ("A plugin that writes much to stderr is not blocked by it.", wire, carries_on("stderr")),
+        ("The plugin has its three streams, and no other descriptor of its host.", start, no_descriptors()),
+        ("No process of the plugin is left when the host has ended.", end, nothing_left()),
+        ("Nothing is sent before the handshake is answered.", start, waits()),
+    )

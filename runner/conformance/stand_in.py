@@ -108,7 +108,7 @@ class StandInProgram:
             descriptors=descriptors,
             environ=sorted(environ),
             values={name: environ[name] for name in self._table["variables"] if name in environ},
-            wall=time.time(),
+            manifest=self._table["manifest"],
         )
 
     def _take_channel(self) -> None:
@@ -124,7 +124,7 @@ class StandInProgram:
                     continue  # no such folder, or the channel of another process
                 self._channel = channel
                 return
-        print("the stand-in is not seen: its folder `told` is not the checker's", file=sys.stderr)
+        _write(2, b"the stand-in is not seen: its folder `told` is not the checker's\n")
 
     def _tell(self, what: str, **facts: Any) -> None:
         self._telling = True  # a signal may come within it
@@ -166,7 +166,7 @@ class StandInProgram:
             self._tell("exit", code=code)
             os._exit(code)
 
-    # --- frames -----------------------------------------------------------------------------------------------
+    # --- frames -------------------------------------------------------------------------------------------
 
     def _messages(self) -> Iterator[dict[str, Any]]:
         for raw, fault in self._frames():
@@ -221,11 +221,10 @@ class StandInProgram:
         self._tell("sent", text=raw[:400].decode("utf-8", "replace"), size=len(raw), id=message.get("id"))
         lines = self._table["framing"] == "lines"
         raw = raw + b"\n" if lines else b"Content-Length: %d\r\n\r\n%s" % (len(raw), raw)
-        if self._run != "pieces":
-            return _write(1, raw)
-        for part in (raw[:1], raw[1:20], raw[20:-1], raw[-1:]):
+        parts = (raw[:1], raw[1:20], raw[20:-1], raw[-1:]) if self._run == "pieces" else (raw,)
+        for part in parts:
             _write(1, part)
-            time.sleep(_PIECE_SECONDS)
+            time.sleep(_PIECE_SECONDS if self._run == "pieces" else 0)
 
     def _fill(self, template: Any, frame: Any) -> Any:
         """The template with values of the frame: "$params.name" is one of them, "$large" a long text."""

@@ -27,7 +27,15 @@ _EVENT: Final = struct.Struct("iIII")
 
 # What each record has, and of which type.
 _FACTS: Final[dict[str, dict[str, type]]] = {
-    "start": {"argv": list, "environ": list, "cwd": str, "folder": str, "descriptors": list, "values": dict},
+    "start": {
+        "argv": list,
+        "environ": list,
+        "cwd": str,
+        "folder": str,
+        "descriptors": list,
+        "values": dict,
+        "manifest": bool,
+    },
     "frame": {"text": str, "size": int, "fault": str},
     "sent": {"text": str, "size": int},
     "early": {"more": bool},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from runner.conformance import host_checks as check
+from runner.conformance.rules import not_blank
 
 _SHUTDOWN_SECONDS: Final = 2
 _MANIFEST: Final = f"""\
@@ -25,14 +26,15 @@ shutdown_timeout_sec: {_SHUTDOWN_SECONDS}
 _TOOL: Final = "stand-in.echo"
 _HOOK: Final = "kaged.hook.on_session_start"
 _KINDS: Final = ("initialize", "initialized", _TOOL, _HOOK, "health.check", "shutdown", "answer")
-_INITIALIZE_FIELDS: Final = (
-    "id:number params>daemon_version:text params>api_version=1 params>plugin_name=stand-in "
-    "params>storage_available:boolean params>projects:texts"
-)
-_CONTEXT_FIELDS: Final = "id:number " + " ".join(
-    f"params>_context>{key}:string"
-    for key in ("operator_id", "project_id", "agent_path", "session_id", "request_id")
-)
+_INITIALIZE: Final = {
+    "daemon_version": not_blank,
+    "api_version": 1,
+    "plugin_name": "stand-in",
+    "storage_available": bool,
+    "projects": [str],
+}
+_CONTEXT: Final = ("operator_id", "project_id", "agent_path", "session_id", "request_id")
+_CALLED: Final = {"id": int, "params": {"_context": dict.fromkeys(_CONTEXT, str)}}
 
 
 def _initialized(name: str) -> Any:
@@ -48,26 +50,30 @@ _ROWS: Final[tuple[check.Row, ...]] = (
         start="initialize",
         end="shutdown",
     ),
-    ("Each message is one of JSON-RPC 2.0.", "JSON-RPC Protocol", check.fields("*", "jsonrpc=2.0")),
+    ("Each message is one of JSON-RPC 2.0.", "JSON-RPC Protocol", check.fields("*", check.JSON_RPC)),
     ("The first message is initialize.", "initialize", check.first("initialize")),
-    ("initialize has all of its parameters.", "initialize", check.fields("initialize", _INITIALIZE_FIELDS)),
+    (
+        "initialize has all of its parameters.",
+        "initialize",
+        check.fields("initialize", {"id": int, "params": _INITIALIZE}),
+    ),
     (
         "initialized follows before anything is asked.",
         "initialized",
         check.precedes("initialized", _TOOL, _HOOK, "health.check", given="initialize"),
     ),
-    ("initialized is a notification.", "initialized", check.fields("initialized", "!id")),
+    ("initialized is a notification.", "initialized", check.fields("initialized", check.NOTIFICATION)),
     ("Only what the manifest declares is asked.", "Plugin Manifest", check.only(*_KINDS)),
-    ("No id of a request is used again.", "JSON-RPC Protocol", check.unique("id")),
-    ("A tool gets the context of the call.", "tools", check.fields(_TOOL, _CONTEXT_FIELDS)),
-    ("A hook gets the context of the session.", "hooks", check.fields(_HOOK, _CONTEXT_FIELDS)),
+    ("No id of a request is used again.", "JSON-RPC Protocol", check.unique_ids()),
+    ("A tool gets the context of the call.", "tools", check.fields(_TOOL, _CALLED)),
+    ("A hook gets the context of the session.", "hooks", check.fields(_HOOK, _CALLED)),
     ("A request that no host serves gets -32601.", "JSON-RPC Protocol", check.answers(-32601)),
     ("A plugin with another name is not used.", "initialize", check.refuses(_TOOL, _HOOK)),
     ("A tool's error does not end the plugin.", "JSON-RPC Protocol", check.says_goodbye("shutdown", "error")),
     ("The plugin starts in its folder, with its own words.", "command", check.started("--stand-in", up=0)),
     ("The plugin gets the variables of its manifest.", "env", check.has_variables()),
     ("shutdown is the last request.", "shutdown", check.says_goodbye("shutdown")),
-    ("shutdown is a request.", "shutdown", check.fields("shutdown", "id:number")),
+    ("shutdown is a request.", "shutdown", check.fields("shutdown", {"id": int})),
     ("A plugin has shutdown_timeout_sec to exit.", "shutdown", check.grace(_SHUTDOWN_SECONDS, "shutdown")),
     ("A plugin that does not exit is ended.", "shutdown", check.ends_it()),
 )
@@ -80,7 +86,7 @@ STAND_IN: Final = check.StandIn(
     framing="lines",
     files={"kaged-plugin.yaml": _MANIFEST},
     program="plugin",
-    about="It is the plugin stand-in with the tool echo, which takes any object, and the hook on_session_start.",
+    about="It is the plugin stand-in with the tool echo, for any object, and the hook on_session_start.",
     replies={
         "initialize": check.Reply(
             _initialized("stand-in"), opening=True, other={"impostor": _initialized("somebody-else")}

@@ -6,20 +6,17 @@ import json
 from typing import Any, Final
 
 from runner.conformance import host_checks as check
+from runner.conformance.rules import not_blank
 from runner.contracts.mcp.versions import LEGACY, MODERN, PREFIX
 
-_ENTRY: Final = {"command": "./server", "args": ["--stand-in"], "env": {"STAND_IN": "1"}}
+_ENTRY: Final = {"command": "./bin/server", "args": ["--stand-in"], "env": {"STAND_IN": "1"}}
 _TOOL: Final = {"name": "echo", "description": "Answers.", "inputSchema": {"type": "object"}}
 _CONTENT: Final = {"content": [{"type": "text", "text": "$large"}]}
 _CACHE: Final = {"ttlMs": 0, "cacheScope": "private"}
 _DISCOVERED: Final = {"supportedVersions": list(MODERN), "capabilities": {"tools": {}}, **_CACHE}
-_INITIALIZE_FIELDS: Final = (
-    f"id:id params>protocolVersion={'|'.join(LEGACY)} params>capabilities:object "
-    "params>clientInfo>name:text params>clientInfo>version:string"
-)
-_ENVELOPE_FIELDS: Final = (
-    f"id:id params>_meta>{PREFIX}protocolVersion:text params>_meta>{PREFIX}clientCapabilities:object"
-)
+_CLIENT: Final = {"name": not_blank, "version": str}
+_INITIALIZE: Final = {"protocolVersion": LEGACY, "capabilities": dict, "clientInfo": _CLIENT}
+_META: Final = {f"{PREFIX}protocolVersion": MODERN, f"{PREFIX}clientCapabilities": dict}
 
 
 def _initialized(version: str) -> Any:
@@ -49,41 +46,49 @@ _ROWS: Final[tuple[check.Row, ...]] = (
     *check.common_rules(
         wire="stdio", large="stdio", unknown="Base protocol", start="Initialization", end="Shutdown"
     ),
-    ("Each message is one of JSON-RPC 2.0.", "Messages", check.fields("*", "jsonrpc=2.0")),
+    ("Each message is one of JSON-RPC 2.0.", "Messages", check.fields("*", check.JSON_RPC)),
     ("The first message is initialize, or names its version itself.", "Lifecycle", _opens()),
     (
         "initialize has a published version, the capabilities and the client's name.",
         "Initialization",
-        check.fields("initialize", _INITIALIZE_FIELDS),
+        check.fields("initialize", {**check.REQUEST, "params": _INITIALIZE}),
     ),
     (
         "notifications/initialized follows the answer, before other requests.",
         "Initialization",
         check.precedes("notifications/initialized", "tools/list", "tools/call", given="initialize"),
     ),
-    ("initialized is a notification.", "Messages", check.fields("notifications/initialized", "!id")),
+    (
+        "initialized is a notification.",
+        "Messages",
+        check.fields("notifications/initialized", check.NOTIFICATION),
+    ),
     (
         "A server of an unknown version is left.",
         "Version Negotiation",
         check.refuses("tools/list", "tools/call"),
     ),
-    ("No id of a request is used again.", "Messages", check.unique("id")),
-    ("tools/call names a tool.", "Tools", check.fields("tools/call", "id:id params>name=echo")),
+    ("No id of a request is used again.", "Messages", check.unique_ids()),
+    (
+        "tools/call names a tool.",
+        "Tools",
+        check.fields("tools/call", {**check.REQUEST, "params": {"name": "echo", "arguments?": dict}}),
+    ),
     ("A ping is answered with a result.", "Ping", check.answers()),
     (
         "A cancellation names a running request, and never initialize.",
         "Cancellation",
-        check.cancels("notifications/cancelled", "params", "requestId", never="initialize"),
+        check.cancels("notifications/cancelled", "params.requestId", never="initialize"),
     ),
     (
         "server/discover names version and capabilities.",
         "Versioning",
-        check.fields("server/discover", _ENVELOPE_FIELDS),
+        check.fields("server/discover", {"params": {"_meta": _META}}),
     ),
     (
         "So does every request to a server of 2026-07-28.",
         "Versioning",
-        check.fields("tools/call", _ENVELOPE_FIELDS, "modern"),
+        check.fields("tools/call", {"params": {"_meta": _META}}, "modern"),
     ),
     ("The server gets the arguments of its entry.", "stdio", check.started("--stand-in")),
     ("The server gets the variables of its entry.", "stdio", check.has_variables()),
@@ -93,8 +98,9 @@ _ROWS: Final[tuple[check.Row, ...]] = (
 
 STAND_IN: Final = check.StandIn(
     framing="lines",
-    files={"mcp.json": json.dumps({"mcpServers": {"stand-in": _ENTRY}}, indent=2)},
-    program="server",
+    # The file pyvenv.cfg makes the folder an installation, which a cage shows as a whole.
+    files={"mcp.json": json.dumps({"mcpServers": {"stand-in": _ENTRY}}, indent=2), "pyvenv.cfg": ""},
+    program="bin/server",
     about="It is the server stand-in with one tool, echo, which takes any object.",
     replies={
         "server/discover": check.Reply(

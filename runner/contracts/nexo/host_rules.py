@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from runner.conformance import host_checks as check
+from runner.conformance.rules import not_blank
 
 _MANIFEST: Final = """\
 manifest_version = 2
@@ -25,9 +26,11 @@ env = { STAND_IN = "1" }
 tools = ["stand_in_echo"]
 """
 _TOOL: Final = {"name": "stand_in_echo", "description": "Answers.", "input_schema": {"type": "object"}}
-_INVOKE_FIELDS: Final = (
-    "id:id params>plugin_id=stand_in params>tool_name=stand_in_echo params>args:any params>agent_id:string"
-)
+_INVOKED: Final = {"plugin_id": "stand_in", "tool_name": "stand_in_echo", "args": object, "agent_id": str}
+_INVOKE: Final = {**check.REQUEST, "params": _INVOKED}
+_INITIALIZE: Final = {**check.REQUEST, "params": {"nexo_version": not_blank}}
+_EVENT: Final = {**check.NOTIFICATION, "params": {"topic": not_blank, "event": dict}}
+_SHUTDOWN: Final = {**check.REQUEST, "params": {"reason": str}}
 
 
 def _initialized(plugin_id: str) -> Any:
@@ -37,23 +40,23 @@ def _initialized(plugin_id: str) -> Any:
 
 _ROWS: Final[tuple[check.Row, ...]] = (
     *check.common_rules(wire="§1", large="§1", unknown="§6", start="§4.1", end="§4.2"),
-    ("Each message is one of JSON-RPC 2.0.", "§3", check.fields("*", "jsonrpc=2.0")),
+    ("Each message is one of JSON-RPC 2.0.", "§3", check.fields("*", check.JSON_RPC)),
     ("The first message is initialize.", "§4.1", check.first("initialize")),
     (
         "initialize has the host's version.",
         "§4.1",
-        check.fields("initialize", "id:id params>nexo_version:text"),
+        check.fields("initialize", _INITIALIZE),
     ),
-    ("No id of a request is used again.", "§3", check.unique("id")),
+    ("No id of a request is used again.", "§3", check.unique_ids()),
     (
         "tool.invoke has plugin, tool, agent and arguments.",
         "§5.t",
-        check.fields("tool.invoke", _INVOKE_FIELDS),
+        check.fields("tool.invoke", _INVOKE),
     ),
     (
         "broker.event is a notification with topic and event.",
         "§5.1",
-        check.fields("broker.event", "!id params>topic:text params>event:object"),
+        check.fields("broker.event", _EVENT),
     ),
     ("A request that the host cannot serve gets an error.", "§5.2", check.answers(-32601, -32602, -32603)),
     ("A tool's error does not end the plugin.", "§5.t", check.says_goodbye("shutdown", "error")),
@@ -61,7 +64,7 @@ _ROWS: Final[tuple[check.Row, ...]] = (
     ("The plugin gets the arguments of its manifest.", "§2", check.started("--stand-in")),
     ("The plugin gets the variables of its manifest.", "§2", check.has_variables()),
     ("shutdown is the last request.", "§4.2", check.says_goodbye("shutdown")),
-    ("shutdown is a request with a reason.", "§4.2", check.fields("shutdown", "id:id params>reason:string")),
+    ("shutdown is a request with a reason.", "§4.2", check.fields("shutdown", _SHUTDOWN)),
     ("After its answer to shutdown a plugin has a second.", "§4.2", check.grace(1)),
     ("A plugin that does not exit is ended.", "§4.2", check.ends_it()),
 )

@@ -6,6 +6,7 @@ import json
 from typing import Any, Final
 
 from runner.conformance import host_checks as check
+from runner.conformance.rules import not_blank
 
 _PROTOCOL: Final = "rterm.plugin.v1"
 _MANIFEST: Final = {
@@ -29,19 +30,22 @@ def _response(**fields: Any) -> Any:
 
 
 _ERROR: Final = {"code": "refused", "message": "the stand-in refuses"}
-_HANDSHAKE_FIELDS: Final = f"protocol_version={_PROTOCOL}"
-_REQUEST_FIELDS: Final = "request_id:text tool_name=echo context:object input:any"
+_REQUEST: Final = {"request_id": not_blank, "tool_name": "echo", "context": dict, "input": object}
 
 _ROWS: Final[tuple[check.Row, ...]] = (
     *check.common_rules(wire="framing", large="framing", unknown="response", start="launch", end="exit"),
     ("The first message is the handshake.", "handshake", check.first("handshake")),
-    ("The handshake names the protocol version.", "handshake", check.fields("handshake", _HANDSHAKE_FIELDS)),
+    (
+        "The handshake names the protocol version.",
+        "handshake",
+        check.fields("handshake", {"protocol_version": _PROTOCOL}),
+    ),
     ("There are two messages: handshake and request.", "framing", check.only("handshake", "request")),
     ("A process gets one request.", "request", check.at_most_one("request")),
     (
         "A request has an id, a tool, a context and an input.",
         "request",
-        check.fields("request", _REQUEST_FIELDS),
+        check.fields("request", _REQUEST),
     ),
     ("A plugin with another id gets no request.", "handshake response", check.refuses("request")),
     ("The plugin starts in its folder, with its own words.", "launch", check.started("--stand-in", up=0)),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from runner.conformance import host_checks as check
+from runner.conformance.rules import not_blank
 
 _MANIFEST: Final = """\
 api_version = "vai.plugin.v1"
@@ -28,12 +30,23 @@ filesystem = "none"
 effect_class = "read_only"
 input_schema = "schemas/input.json"
 """
-_HELLO_FIELDS: Final = "role=host host>name:text host>version:text"
-_TOOL_FIELDS: Final = "id:text op=tool.invoke body>export_id=echo body>tool_execution_id:text body>input:any"
-_CONTEXT_FIELDS: Final = (
-    "body>context>invocation_id:text body>context>trace_id:text body>context>deadline_at:time "
-    "!body>context>scratch_dir !body>context>gateway"
-)
+_HOST: Final = {"role": "host", "host": {"name": not_blank, "version": not_blank}}
+_INVOKED: Final = {"export_id": "echo", "tool_execution_id": not_blank, "input": object}
+_INVOKE: Final = {"id": not_blank, "op": "tool.invoke", "body": _INVOKED}
+
+
+def _utc(value: Any) -> str:
+    fits = isinstance(value, str) and re.fullmatch(r"\d{4}-\d\d-\d\dT[\d:.]+Z", value)
+    return "" if fits else "it has to be a time in UTC (RFC 3339)"
+
+
+_CONTEXT: Final = {
+    "invocation_id": not_blank,
+    "trace_id": not_blank,
+    "deadline_at": _utc,
+    "scratch_dir?": check.absent,
+    "gateway?": check.absent,  # the export has neither scratch nor scopes
+}
 
 
 def _frame(kind: str, **fields: Any) -> Any:
@@ -52,28 +65,28 @@ _ROWS: Final[tuple[check.Row, ...]] = (
     *check.common_rules(
         wire="Runtime Protocol", large="Runtime Protocol", unknown="Event", start="Hello", end="Shutdown"
     ),
-    ("Each frame names the protocol.", "Protocol Frames", check.fields("*", "protocol=vai.rpc.v1")),
+    ("Each frame names the protocol.", "Protocol Frames", check.fields("*", {"protocol": "vai.rpc.v1"})),
     (
         "Only frames of a host are sent.",
         "Protocol Frames",
         check.only("hello", "request", "cancel", "shutdown"),
     ),
     ("The first frame is the host's hello.", "Hello", check.first("hello")),
-    ("The hello has the host's name and version.", "Hello", check.fields("hello", _HELLO_FIELDS)),
+    ("The hello has the host's name and version.", "Hello", check.fields("hello", _HOST)),
     ("A package with another id gets no request.", "Hello", check.refuses("request")),
     (
         "A request names the tool, its execution and input.",
         "Tool Contract",
-        check.fields("request", _TOOL_FIELDS),
+        check.fields("request", _INVOKE),
     ),
     (
         "The context has invocation, trace and deadline, and nothing that the export may not have.",
         "Invocation Context",
-        check.fields("request", _CONTEXT_FIELDS),
+        check.fields("request", {"body": {"context": _CONTEXT}}),
     ),
     ("An isolated process gets one request.", "Execution Classes", check.at_most_one("request")),
     ("A cancel names a running request.", "Cancel", check.cancels("cancel", "request_id")),
-    ("A cancel has a reason.", "Cancel", check.fields("cancel", "reason:text")),
+    ("A cancel has a reason.", "Cancel", check.fields("cancel", {"reason": not_blank})),
     ("A failed invocation ends with shutdown too.", "Response", check.says_goodbye("shutdown", "error")),
     (
         "The program starts in the package, with its own words.",
