@@ -64,10 +64,9 @@ def run_host(
     try:
         os.chmod(top, 0o755)  # a caged plugin may have a uid of its own, and has to read it
         folder = os.path.join(top, stand_in.folder)
-        words = [_filled(word, stand_in, folder) for word in command]
         _write_files(stand_in, folder)
         trial = {
-            name: _run(name, words, stand_in, folder, deadline)
+            name: _run(name, command, stand_in, folder, deadline)
             for name in stand_in.runs
             if name in ("plain", *runs)
         }
@@ -106,9 +105,9 @@ def _write(path: str, text: str) -> None:
 def _run(name: str, command: Sequence[str], stand_in: StandIn, folder: str, deadline: float) -> HostRun:
     beside = os.path.dirname(os.path.join(folder, stand_in.program))
     told = os.path.join(beside, "told")
+    manifest = any("{manifest}" in word or "{folder}" in word for word in command)
     replies = {kind: reply._asdict() for kind, reply in stand_in.replies.items()}
     kept = {key: getattr(stand_in, key) for key in ("framing", "large", "ask", "extra", "variables")}
-    manifest = any(each.startswith(folder) and not each.endswith(stand_in.program) for each in command)
     table = {
         "run": name,
         "told": told,
@@ -119,7 +118,8 @@ def _run(name: str, command: Sequence[str], stand_in: StandIn, folder: str, dead
     }
     _write(os.path.join(beside, "stand_in.json"), json.dumps(table))
     with closing(ToldListener(told)) as listener, tempfile.TemporaryFile() as output:
-        status = _watch(name, command, listener, deadline, output)
+        words = [_filled(word, stand_in, folder) for word in command]
+        status = _watch(name, words, listener, deadline, output)
         output.seek(max(0, output.seek(0, os.SEEK_END) - _OUTPUT_BYTES))
         printed = output.read(_OUTPUT_BYTES).decode("utf-8", "replace").strip()
     if listener.alive:

@@ -16,7 +16,7 @@ from typing import Final
 
 from runner.conformance.host_checks import Entry, PluginLog
 
-CHANNELS: Final = 4  # processes of the stand-in that can be heard at once
+CHANNELS: Final = 2  # processes of the stand-in that can be heard at once
 _TOLD_BYTES: Final = 1 << 20  # of one process. What it tells beyond that is not kept
 _PROCESSES: Final = 64  # of one run
 
