@@ -19,10 +19,12 @@ from runner.cli.shared.options import (
     secrets_of,
 )
 from runner.cli.shared.text import say
-from runner.conformance.report import ConformanceReport, as_json, as_junit, as_text
+from runner.conformance.report import ConformanceReport, Verdict, as_json, as_junit, as_text
 from runner.contracts.registry import contract_names, find_contract, plugin_rules
 from runner.outcome import EXIT, USAGE_ERROR
+from runner.protocol.secrets import Secrets
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
+from sandbox.speed.value import NamedTuple
 from sandbox.units import parse_limit
 
 if TYPE_CHECKING:
@@ -92,14 +94,14 @@ def run(args: argparse.Namespace) -> int:
     from runner.exceptions import PluginError, PluginFailure
 
     try:
-        launch, plugin, call = _prepare(invocation, contract, call, config, secrets)
-        verdicts = try_on_trio(book, launch, book.facts(plugin, call), seconds)
+        subject = _prepare(invocation, contract, call, config, secrets)
+        verdicts = try_on_trio(book, subject.launch, book.facts(subject.plugin, subject.call), seconds)
     except (PluginError, PluginFailure) as failed:
         lines = failed.explanation if isinstance(failed, PluginFailure) else ()
         say("\n".join(lines or (f"runner: {printable(f'{failed.outcome.code}: {failed.outcome.message}')}",)))
         return EXIT[failed.outcome.code]
-    subject = " ".join(args.arguments) if is_command(args) else args.manifest
-    report = ConformanceReport(contract.name, "plugin", subject, verdicts)
+    name = " ".join(args.arguments) if is_command(args) else args.manifest
+    report = ConformanceReport(contract.name, "plugin", name, _without(subject.secrets, verdicts))
     print_report(report, args.format)
     return EXIT["ok"] if report.ok else _BROKEN
 
@@ -144,18 +146,40 @@ def _call(args: argparse.Namespace, contract: Contract) -> Call | None:
     return Call(kind, args.call, given)
 
 
+class _Subject(NamedTuple):
+    launch: CageLaunch
+    plugin: Plugin | None  # None: it is a command
+    call: Call | None
+    secrets: Secrets  # none of these texts may be shown
+
+
 def _prepare(
     invocation: Invocation, contract: Contract, call: Call | None, config: object, secrets: dict[str, bytes]
-) -> tuple[CageLaunch, Plugin | None, Call | None]:
+) -> _Subject:
     """Raises PluginError or PluginFailure: the manifest has a fault, or the call cannot succeed."""
     from runner.conformance.conversation import CageLaunch
     from runner.launch.read import secret_contents
     from runner.session.prepared import cage_contents, complete_call, read_plugin
 
     if invocation.command is not None:
-        return CageLaunch(invocation), None, call
+        return _Subject(CageLaunch(invocation), None, call, Secrets())
     plugin = read_plugin(invocation)
     if contract.prepared_calls is None or call is None:
-        return CageLaunch(invocation, secret_contents(contract, secrets)), plugin, call
+        launch = CageLaunch(invocation, secret_contents(contract, secrets))
+        return _Subject(launch, plugin, call, Secrets(secrets))
     prepared = complete_call(invocation, call, secrets=secrets, config=config)
-    return CageLaunch(prepared.invocation, cage_contents(prepared)), prepared.plugin, prepared.call
+    launch = CageLaunch(prepared.invocation, cage_contents(prepared))
+    return _Subject(launch, prepared.plugin, prepared.call, prepared.secrets)
+
+
+def _without(secrets: Secrets, verdicts: tuple[Verdict, ...]) -> tuple[Verdict, ...]:
+    """The verdicts, with no secret in what was said."""
+    if not secrets:
+        return verdicts
+    return tuple(
+        each._replace(
+            reason=secrets.hide(each.reason),
+            exchange=tuple(line._replace(text=secrets.hide(line.text)) for line in each.exchange),
+        )
+        for each in verdicts
+    )

@@ -68,6 +68,7 @@ class Conversation:
         # What is still unanswered, and what was answered, as JSON: 1, true and "1" differ.
         self._asked: set[bytes] = set()
         self._answered: set[bytes] = set()
+        self._early: dict[bytes, Any] = {}  # answers that came before a step waited for them
         self._garbled = False  # something was sent that is no message
         self._stderr = bytearray()
 
@@ -121,6 +122,9 @@ class Conversation:
 
     async def _see(self, step: See) -> None:
         wanted = encode(fill(step.to, self.facts))
+        if wanted in self._early:
+            self._take_answer(step, self._early.pop(wanted))
+            return
         until = trio.current_time() + self._seconds
         while (frame := await self._next(until, wanted.decode())) is not None:
             value, kind, answered = self._judge(frame)
@@ -131,18 +135,23 @@ class Conversation:
                 continue
             if key == wanted and key in self._asked:
                 self._note_answer(key)
-                if fault := mismatch(fill(step.pattern, self.facts), value):
-                    raise RuleBroken(fault)
-                for name, path in step.keep:
-                    if (found := find(value, path)) is not None:
-                        self.facts[f"${name}"] = found
+                self._take_answer(step, value)
                 return
             if step.alone and key not in self._asked:
                 raise RuleBroken(f"it answered what must not be answered, with {shown(value)}")
+            if key in self._asked:
+                self._early[key] = value
             self._check_answer(answered, value)
         ended = await self._end()
         if not step.or_exit:
             raise RuleBroken(f"{ended}, and did not answer")
+
+    def _take_answer(self, step: See, value: Any) -> None:
+        if fault := mismatch(fill(step.pattern, self.facts), value):
+            raise RuleBroken(fault)
+        for name, path in step.keep:
+            if (found := find(value, path)) is not None:
+                self.facts[f"${name}"] = found
 
     async def _see_exit(self, statuses: tuple[int, ...]) -> None:
         until = trio.current_time() + self._seconds

@@ -63,8 +63,11 @@ _INITIALIZED = {
     "capabilities": dict,
     "serverInfo": {"name": str, "version": str},
 }
-_GREETING = ask("initialize", initialize(LEGACY[0], frozenset()), _INITIALIZED, keep=_KEPT)
-_HANDSHAKE: tuple[Step, ...] = (*_GREETING, Say(notice("notifications/initialized")))
+_INITIALIZE = initialize(LEGACY[0], frozenset())
+_HANDSHAKE: tuple[Step, ...] = (
+    *ask("initialize", _INITIALIZE, dict, keep=_KEPT),
+    Say(notice("notifications/initialized")),
+)
 _ALIVE = ask("ping", None, dict, "#ping", alone=True)
 _TOOL = {"name": not_blank, "inputSchema": {"type": "object"}, "description?": str, "outputSchema?": dict}
 _BLOCKS = (
@@ -127,7 +130,7 @@ _RULES = numbered(
     (
         "initialize is answered with protocolVersion, capabilities and serverInfo.",
         _START,
-        _GREETING,
+        ask("initialize", _INITIALIZE, _INITIALIZED),
         FIRST,
     ),
     (
@@ -147,7 +150,7 @@ _RULES = numbered(
         FIRST,
     ),
     ("A ping before initialize is answered.", _START, ask("ping", None, dict), FIRST),
-    ("notifications/initialized is not answered.", _BASE, (*_HANDSHAKE, *_ALIVE), FIRST),
+    ("notifications/initialized is not answered.", _BASE, _ALIVE, OWN),
     ("A ping is answered with an object.", _PING, ask("ping", None, dict)),
     (
         "An id that is a string comes back as it was.",
