@@ -6,7 +6,9 @@ frames. What arrives is read all the time, so that a plugin that waits for its r
 
 from __future__ import annotations
 
+import fcntl
 import os
+import termios
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -43,6 +45,7 @@ from sandbox.speed.value import NamedTuple
 
 _MOST_BYTES = 64 << 20  # that a plugin may write in one conversation
 _MOST_FRAMES = 20_000
+_PIECE_SECONDS, _POLL_SECONDS = 2.0, 0.002
 _STDERR_BYTES = 2000  # of the end that is kept
 _END_SECONDS = 5.0  # for the monitor to tell how a plugin ended that has closed its stdout
 
@@ -110,6 +113,8 @@ class Conversation:
         size = -(-len(raw) // step.pieces)
         for start in range(0, len(raw), size):
             await self._write(raw[start : start + size])
+            if step.pieces > 1:
+                await self._see_read()
 
     async def _write(self, raw: bytes) -> None:
         with trio.move_on_after(self._seconds) as waiting:
@@ -119,6 +124,16 @@ class Conversation:
                 self.transcript.seen("nobody reads stdin any more")  # the next answer will be missing
         if waiting.cancelled_caught:
             raise RuleBroken(f"it did not read its stdin within {self._seconds:g} s")
+
+    async def _see_read(self) -> None:
+        """Wait until the pipe is empty, so that the next piece is read by itself. Not for long: nobody has to
+        read half a message."""
+        with trio.move_on_after(min(self._seconds, _PIECE_SECONDS)):
+            unread = bytearray(4)
+            fd = self._cell.stdin.fileno()
+            # The kernel tells nobody when a pipe is emptied.
+            while not fcntl.ioctl(fd, termios.FIONREAD, unread) and any(unread):  # noqa: ASYNC110
+                await trio.sleep(_POLL_SECONDS)
 
     async def _see(self, step: See) -> None:
         wanted = encode(fill(step.to, self.facts))
@@ -137,7 +152,7 @@ class Conversation:
                 self._note_answer(key)
                 self._take_answer(step, value)
                 return
-            if step.alone and key not in self._asked:
+            if step.alone and key not in self._asked | self._answered:
                 raise RuleBroken(f"it answered what must not be answered, with {shown(value)}")
             if key in self._asked:
                 self._early[key] = value

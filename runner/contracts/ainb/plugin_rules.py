@@ -166,7 +166,10 @@ _RULES = numbered(
     (
         "plugin/handle_key is not answered.",
         f"{_DOC} §5.2",
-        (Say(notice("plugin/handle_key", {"screen_id": "trial", "key": _KEY, "generation": 0})), *_ALIVE),
+        (
+            Say(notice("plugin/handle_key", {"screen_id": "trial", "key": _KEY, "generation": 1000})),
+            *_ALIVE,
+        ),
     ),
     (
         "plugin/render is answered with a buffer of cells.",
@@ -207,7 +210,7 @@ _RULES = numbered(
     (
         "A frame that arrives in pieces is answered.",
         f"{_DOC} §2",
-        (Say(request(_UNKNOWN, {}), pieces=9), See("#1")),
+        (Say(request(_UNKNOWN, {}), pieces=25), See("#1")),
     ),
     (
         f"A body of {BODY_LIMIT} bytes is answered.",
@@ -234,7 +237,7 @@ _RULES = numbered(
     (
         "After plugin/shutdown and the end of stdin, the plugin exits with status 0.",
         f"{_DOC} §10, graceful shutdown",
-        (*ask("plugin/shutdown", {}, object), CloseInput(), Exit()),
+        (Say(request("plugin/shutdown", {})), See("#1"), CloseInput(), Exit()),
         OWN,
     ),
     ("The end of stdin ends the plugin.", f"{_DOC} §2, clean EOF", (CloseInput(), Exit(())), OWN),

@@ -182,7 +182,7 @@ _RULES = numbered(
     (
         "After shutdown, the plugin exits with status 0.",
         f"{_MANIFEST}, shutdown_timeout_sec",
-        (*ask("shutdown", {}, object), Exit()),
+        (Say(request("shutdown", {})), See("#1"), Exit()),
         OWN,
     ),
     ("The end of stdin ends the plugin.", _RPC, (CloseInput(), Exit(())), OWN),

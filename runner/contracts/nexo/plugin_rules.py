@@ -197,7 +197,7 @@ _RULES = numbered(
     (
         "After the answer to shutdown, the plugin exits with status 0.",
         f"{_DOC} §4.2",
-        (*ask("shutdown", {"reason": "trial"}, object), Exit()),
+        (Say(request("shutdown", {"reason": "trial"})), See("#1"), Exit()),
         OWN,
     ),
     ("The end of stdin ends the plugin.", f"{_DOC} §1", (CloseInput(), Exit(())), OWN),
