@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from runner.cli.call import configured
+from runner.cli.call import configured, read_secrets
 from runner.cli.shared.json_option import read_json_option
 from runner.cli.shared.options import (
     add_command_invocation,
@@ -16,21 +16,18 @@ from runner.cli.shared.options import (
     add_secrets,
     invocation_of,
     is_command,
-    secrets_of,
 )
 from runner.cli.shared.text import say
-from runner.conformance.report import ConformanceReport, as_json, as_junit, as_text
+from runner.conformance.report import ConformanceReport, Verdict, as_json, as_junit, as_text
 from runner.contracts.registry import contract_names, find_contract, plugin_rules
 from runner.outcome import EXIT, USAGE_ERROR
+from runner.protocol.secrets import Secrets
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
 from sandbox.units import parse_limit
 
 if TYPE_CHECKING:
-    from runner.conformance.conversation import CageLaunch
     from runner.conformance.rules import RuleBook
     from runner.contracts.contract import Contract
-    from runner.launch.stages import Invocation
-    from runner.plugin import Plugin
     from runner.protocol.dialect import Call
 
 NAME = "conformance"
@@ -75,6 +72,7 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
         "--timeout", metavar="TIME", default="10s", help="for each answer and for the exit; default: 10s"
     )
     parser.add_argument("--format", choices=("text", "json", "junit"), default="text", help="default: text")
+    parser.set_defaults(secrets=None)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -84,22 +82,23 @@ def run(args: argparse.Namespace) -> int:
         invocation, config = configured(invocation_of(args))
         seconds = float(parse_limit("call", args.timeout))
         call = _call(args, contract)
-        secrets = secrets_of(args)
+        secrets = read_secrets(args) or Secrets()
     except ValueError as error:
         say(f"runner conformance: {printable(str(error))}")
         return USAGE_ERROR
     from runner.cli.live.conformance import try_on_trio
+    from runner.conformance.subject import prepare_subject
     from runner.exceptions import PluginError, PluginFailure
 
     try:
-        launch, plugin, call = _prepare(invocation, contract, call, config, secrets)
-        verdicts = try_on_trio(book, launch, book.facts(plugin, call), seconds)
+        subject = prepare_subject(invocation, contract, call, config, secrets)
+        verdicts = try_on_trio(book, subject, seconds)
     except (PluginError, PluginFailure) as failed:
         lines = failed.explanation if isinstance(failed, PluginFailure) else ()
         say("\n".join(lines or (f"runner: {printable(f'{failed.outcome.code}: {failed.outcome.message}')}",)))
         return EXIT[failed.outcome.code]
-    subject = " ".join(args.arguments) if is_command(args) else args.manifest
-    report = ConformanceReport(contract.name, "plugin", subject, verdicts)
+    name = " ".join(args.arguments) if is_command(args) else args.manifest
+    report = ConformanceReport(contract.name, "plugin", name, _without(subject.secrets, verdicts))
     print_report(report, args.format)
     return EXIT["ok"] if report.ok else _BROKEN
 
@@ -144,18 +143,14 @@ def _call(args: argparse.Namespace, contract: Contract) -> Call | None:
     return Call(kind, args.call, given)
 
 
-def _prepare(
-    invocation: Invocation, contract: Contract, call: Call | None, config: object, secrets: dict[str, bytes]
-) -> tuple[CageLaunch, Plugin | None, Call | None]:
-    """Raises PluginError or PluginFailure: the manifest has a fault, or the call cannot succeed."""
-    from runner.conformance.conversation import CageLaunch
-    from runner.launch.read import secret_contents
-    from runner.session.prepared import cage_contents, complete_call, read_plugin
-
-    if invocation.command is not None:
-        return CageLaunch(invocation), None, call
-    plugin = read_plugin(invocation)
-    if contract.prepared_calls is None or call is None:
-        return CageLaunch(invocation, secret_contents(contract, secrets)), plugin, call
-    prepared = complete_call(invocation, call, secrets=secrets, config=config)
-    return CageLaunch(prepared.invocation, cage_contents(prepared)), prepared.plugin, prepared.call
+def _without(secrets: Secrets, verdicts: tuple[Verdict, ...]) -> tuple[Verdict, ...]:
+    """The verdicts, with no secret in what was said."""
+    if not secrets:
+        return verdicts
+    return tuple(
+        each._replace(
+            reason=secrets.hide(each.reason),
+            exchange=tuple(line._replace(text=secrets.hide(line.text)) for line in each.exchange),
+        )
+        for each in verdicts
+    )

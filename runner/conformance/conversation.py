@@ -6,7 +6,9 @@ frames. What arrives is read all the time, so that a plugin that waits for its r
 
 from __future__ import annotations
 
+import fcntl
 import os
+import termios
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -43,6 +45,7 @@ from sandbox.speed.value import NamedTuple
 
 _MOST_BYTES = 64 << 20  # that a plugin may write in one conversation
 _MOST_FRAMES = 20_000
+_PIECE_SECONDS, _POLL_SECONDS = 2.0, 0.002
 _STDERR_BYTES = 2000  # of the end that is kept
 _END_SECONDS = 5.0  # for the monitor to tell how a plugin ended that has closed its stdout
 
@@ -68,6 +71,7 @@ class Conversation:
         # What is still unanswered, and what was answered, as JSON: 1, true and "1" differ.
         self._asked: set[bytes] = set()
         self._answered: set[bytes] = set()
+        self._early: dict[bytes, Any] = {}  # answers that came before a step waited for them
         self._garbled = False  # something was sent that is no message
         self._stderr = bytearray()
 
@@ -109,6 +113,8 @@ class Conversation:
         size = -(-len(raw) // step.pieces)
         for start in range(0, len(raw), size):
             await self._write(raw[start : start + size])
+            if step.pieces > 1:
+                await self._see_read()
 
     async def _write(self, raw: bytes) -> None:
         with trio.move_on_after(self._seconds) as waiting:
@@ -119,8 +125,21 @@ class Conversation:
         if waiting.cancelled_caught:
             raise RuleBroken(f"it did not read its stdin within {self._seconds:g} s")
 
+    async def _see_read(self) -> None:
+        """Wait until the pipe is empty, so that the next piece is read by itself. Not for long: nobody has to
+        read half a message."""
+        with trio.move_on_after(min(self._seconds, _PIECE_SECONDS)):
+            unread = bytearray(4)
+            fd = self._cell.stdin.fileno()
+            # The kernel tells nobody when a pipe is emptied.
+            while not fcntl.ioctl(fd, termios.FIONREAD, unread) and any(unread):  # noqa: ASYNC110
+                await trio.sleep(_POLL_SECONDS)
+
     async def _see(self, step: See) -> None:
         wanted = encode(fill(step.to, self.facts))
+        if wanted in self._early:
+            self._take_answer(step, self._early.pop(wanted))
+            return
         until = trio.current_time() + self._seconds
         while (frame := await self._next(until, wanted.decode())) is not None:
             value, kind, answered = self._judge(frame)
@@ -131,18 +150,23 @@ class Conversation:
                 continue
             if key == wanted and key in self._asked:
                 self._note_answer(key)
-                if fault := mismatch(fill(step.pattern, self.facts), value):
-                    raise RuleBroken(fault)
-                for name, path in step.keep:
-                    if (found := find(value, path)) is not None:
-                        self.facts[f"${name}"] = found
+                self._take_answer(step, value)
                 return
-            if step.alone and key not in self._asked:
+            if step.alone and key not in self._asked | self._answered:
                 raise RuleBroken(f"it answered what must not be answered, with {shown(value)}")
+            if key in self._asked:
+                self._early[key] = value
             self._check_answer(answered, value)
         ended = await self._end()
         if not step.or_exit:
             raise RuleBroken(f"{ended}, and did not answer")
+
+    def _take_answer(self, step: See, value: Any) -> None:
+        if fault := mismatch(fill(step.pattern, self.facts), value):
+            raise RuleBroken(fault)
+        for name, path in step.keep:
+            if (found := find(value, path)) is not None:
+                self.facts[f"${name}"] = found
 
     async def _see_exit(self, statuses: tuple[int, ...]) -> None:
         until = trio.current_time() + self._seconds

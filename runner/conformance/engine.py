@@ -7,26 +7,26 @@ tried with a new one: the verdict on a rule does not depend on the rules before 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import trio
 
-from runner.conformance.conversation import CageLaunch, Conversation, RuleBroken, converse
+from runner.conformance.conversation import Conversation, RuleBroken, converse
 from runner.conformance.report import Result, Transcript, TranscriptLine, Verdict
 from runner.conformance.rules import Facts, MissingFact, RuleBook, TriedRule, Watch
+from runner.conformance.subject import TrialSubject
 
 ANSWER_SECONDS = 10.0  # for each answer, unless the operator says otherwise
 _ANSWERS_TOGETHER = 30  # the whole trial may take as long as this many answers that do not come
 
 
 async def try_plugin(
-    book: RuleBook, launch: CageLaunch, known: Mapping[str, Any], seconds: float = ANSWER_SECONDS
+    book: RuleBook, subject: TrialSubject, seconds: float = ANSWER_SECONDS
 ) -> tuple[Verdict, ...]:
     """The verdict on each rule, in the order of the book. Raises PluginFailure if the plugin cannot be
-    launched. `known`: facts about it, by name."""
-    trial = _Trial(book, launch, known, seconds)
+    launched."""
+    trial = _Trial(book, subject, seconds)
     most = seconds * _ANSWERS_TOGETHER
     with trio.move_on_after(most):
         await trial.run()
@@ -34,9 +34,9 @@ async def try_plugin(
 
 
 class _Trial:
-    def __init__(self, book: RuleBook, launch: CageLaunch, known: Mapping[str, Any], seconds: float) -> None:
-        self._book, self._launch, self._seconds = book, launch, seconds
-        self._facts = Facts(known, book.make_id)
+    def __init__(self, book: RuleBook, subject: TrialSubject, seconds: float) -> None:
+        self._book, self._launch, self._seconds = book, subject.launch, seconds
+        self._facts = Facts(book.facts(subject.plugin, subject.call), book.make_id)
         self._verdicts: dict[str, Verdict] = {}  # by the rule's id
         self._faults: dict[Watch, tuple[str, tuple[TranscriptLine, ...]]] = {}
         self._messages = 0

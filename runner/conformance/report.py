@@ -23,7 +23,7 @@ Result = Literal["pass", "fail", "n/a"]
 Direction = Literal["sent", "received", "seen"]
 
 _LINE_CHARACTERS = 400  # of one line of a transcript
-_FIRST_LINES, _LAST_LINES = 24, 16  # of a transcript: what is between them is only counted
+_FIRST_LINES, _LAST_LINES = 16, 8  # of a transcript: what is between them is only counted
 _REASON_CHARACTERS = 600
 _MARKS: dict[Direction, str] = {"sent": "->", "received": "<-", "seen": "--"}
 
@@ -85,7 +85,7 @@ def _frame_line(direction: Direction, frame: bytes, size: int = 0) -> Transcript
     head = frame[:_LINE_CHARACTERS].removesuffix(b"\n")
     text = cut(printable(head.decode("utf-8", "backslashreplace")), _LINE_CHARACTERS)
     if size > _LINE_CHARACTERS:
-        text += f" … ({size} bytes)"
+        text = f"{text.removesuffix('…')}… ({size} bytes)"
     return TranscriptLine(direction, text, size)
 
 

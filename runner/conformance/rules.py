@@ -230,13 +230,25 @@ def _member(key: str, pattern: Any, value: dict[str, Any], where: str) -> str:
 def contains(names: Iterable[str]) -> Callable[[Any], str]:
     """A pattern: an array with all of these."""
     wanted = sorted(names)
-    return lambda value: next((f"{shown(each)} is missing" for each in wanted if each not in value), "")
+
+    def check(value: Any) -> str:
+        if not isinstance(value, list):
+            return "it is not an array"
+        return next((f"{shown(each)} is missing" for each in wanted if each not in value), "")
+
+    return check
 
 
 def within(names: Iterable[str]) -> Callable[[Any], str]:
     """A pattern: an array that has nothing else than these."""
     known = sorted(names)
-    return lambda value: next((f"{shown(each)} is not declared" for each in value if each not in known), "")
+
+    def check(value: Any) -> str:
+        if not isinstance(value, list):
+            return "it is not an array"
+        return next((f"{shown(each)} is not declared" for each in value if each not in known), "")
+
+    return check
 
 
 def not_blank(value: Any) -> str:

@@ -43,12 +43,9 @@ _DOC = "plugin contract v2"
 _FLOOD = 64  # keys at once
 _DENIED = -32001
 
-_GREETING: tuple[Step, ...] = ask(
-    INIT,
-    {"manifest_path": "$manifest", "granted_capabilities": "$granted", "abi_version": ABI_VERSION},
-    {"name": not_blank, "version": not_blank},
-    keep=(("about", "result"),),
-)
+_PARAMS = {"manifest_path": "$manifest", "granted_capabilities": "$granted", "abi_version": ABI_VERSION}
+_HANDSHAKE: tuple[Step, ...] = ask(INIT, _PARAMS, dict, keep=(("about", "result"),))
+_NAMED = {"name": not_blank, "version": not_blank}
 _UNKNOWN = "plugin/trial_no_such_method"
 _ALIVE = refused(_UNKNOWN, {}, int, "#alive", alone=True)
 _KEY = {"code": {"type": "esc"}, "mods": 0, "kind": "press"}
@@ -142,9 +139,9 @@ _NO_MANIFEST = "a command has no manifest.toml to compare with"
 
 _RULES = numbered(
     "ainb",
-    ("plugin/init is answered with a name and a version.", f"{_DOC} §4.1", _GREETING, FIRST),
-    ("The name is that of manifest.toml.", f"{_DOC} §1", (Check("about", {"name": "$id"}),)),
-    ("The version is that of manifest.toml.", f"{_DOC} §1", (Check("about", {"version": "$own version"}),)),
+    ("plugin/init is answered with a name and a version.", f"{_DOC} §4.1", ask(INIT, _PARAMS, _NAMED), FIRST),
+    ("The name is that of manifest.toml.", f"{_DOC} §1", (Check("about", {"name?": "$id"}),)),
+    ("The version is that of manifest.toml.", f"{_DOC} §1", (Check("about", {"version?": "$own version"}),)),
     (
         "A request for a method that does not exist is answered with the error -32601.",
         f"{_DOC} §3",
@@ -169,7 +166,10 @@ _RULES = numbered(
     (
         "plugin/handle_key is not answered.",
         f"{_DOC} §5.2",
-        (Say(notice("plugin/handle_key", {"screen_id": "trial", "key": _KEY, "generation": 0})), *_ALIVE),
+        (
+            Say(notice("plugin/handle_key", {"screen_id": "trial", "key": _KEY, "generation": 1000})),
+            *_ALIVE,
+        ),
     ),
     (
         "plugin/render is answered with a buffer of cells.",
@@ -210,7 +210,7 @@ _RULES = numbered(
     (
         "A frame that arrives in pieces is answered.",
         f"{_DOC} §2",
-        (Say(request(_UNKNOWN, {}), pieces=9), See("#1")),
+        (Say(request(_UNKNOWN, {}), pieces=25), See("#1")),
     ),
     (
         f"A body of {BODY_LIMIT} bytes is answered.",
@@ -237,7 +237,7 @@ _RULES = numbered(
     (
         "After plugin/shutdown and the end of stdin, the plugin exits with status 0.",
         f"{_DOC} §10, graceful shutdown",
-        (*ask("plugin/shutdown", {}, object), CloseInput(), Exit()),
+        (Say(request("plugin/shutdown", {})), See("#1"), CloseInput(), Exit()),
         OWN,
     ),
     ("The end of stdin ends the plugin.", f"{_DOC} §2, clean EOF", (CloseInput(), Exit(())), OWN),
@@ -250,7 +250,7 @@ BOOK = RuleBook(
     framing=HeaderFraming(RULES),
     encode=header_frame,
     rules=_RULES,
-    handshake=_GREETING,
+    handshake=_HANDSHAKE,
     sort=sort_rpc,
     asks=rpc_asks,
     shape=rpc_shape,

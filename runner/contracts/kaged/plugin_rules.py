@@ -60,8 +60,10 @@ _ANSWER = {
     "notifications": [str],
     "capabilities_used": [str],
 }
-_GREETING: tuple[Step, ...] = ask("initialize", _INITIALIZE, _ANSWER, keep=(("about", "result"),))
-_HANDSHAKE: tuple[Step, ...] = (*_GREETING, Say(notice("initialized", {})))
+_HANDSHAKE: tuple[Step, ...] = (
+    *ask("initialize", _INITIALIZE, dict, keep=(("about", "result"),)),
+    Say(notice("initialized", {})),
+)
 _CONTEXT = {
     "operator_id": "trial",
     "project_id": "trial",
@@ -74,7 +76,8 @@ _CALLED = {"needs": ("method",)}
 
 
 def _unreserved(methods: Any) -> str:
-    odd = [each for each in methods if str(each).startswith(("kaged.", "system."))]
+    listed = methods if isinstance(methods, list) else ()
+    odd = [each for each in listed if str(each).startswith(("kaged.", "system."))]
     return f"{odd[0]!r:.80} begins with a reserved prefix" if odd else ""
 
 
@@ -105,29 +108,29 @@ _RULES = numbered(
     (
         "initialize is answered with name, version, api_version and three arrays of names.",
         _RPC,
-        _GREETING,
+        ask("initialize", _INITIALIZE, _ANSWER),
         FIRST,
     ),
-    ("name is that of the manifest.", _MANIFEST, (Check("about", {"name": "$id"}),)),
-    ("version is that of the manifest.", _MANIFEST, (Check("about", {"version": "$own version"}),)),
-    (f"api_version is {API_VERSION}, as asked.", _RPC, (Check("about", {"api_version": API_VERSION}),)),
+    ("name is that of the manifest.", _MANIFEST, (Check("about", {"name?": "$id"}),)),
+    ("version is that of the manifest.", _MANIFEST, (Check("about", {"version?": "$own version"}),)),
+    (f"api_version is {API_VERSION}, as asked.", _RPC, (Check("about", {"api_version?": API_VERSION}),)),
     (
         "methods has every method of the manifest.",
         _MANIFEST,
-        (Check("about", {"methods": "$declared methods"}),),
+        (Check("about", {"methods?": "$declared methods"}),),
     ),
-    ("No method begins with kaged. or system.", _RPC, (Check("about", {"methods": _unreserved}),)),
+    ("No method begins with kaged. or system.", _RPC, (Check("about", {"methods?": _unreserved}),)),
     (
         "notifications has nothing that the manifest does not list.",
         _MANIFEST,
-        (Check("about", {"notifications": "$declared notifications"}),),
+        (Check("about", {"notifications?": "$declared notifications"}),),
     ),
     (
         "capabilities_used has nothing that the manifest does not list.",
         f"{_DOC}, Capabilities",
-        (Check("about", {"capabilities_used": "$declared capabilities"}),),
+        (Check("about", {"capabilities_used?": "$declared capabilities"}),),
     ),
-    ("initialized is not answered.", _RPC, (*_HANDSHAKE, *_ALIVE), FIRST),
+    ("initialized is not answered.", _RPC, _ALIVE, OWN),
     ("health.check is answered with a result.", _RPC, ask("health.check", {}, object)),
     (
         "A request for a method that does not exist is answered with the error -32601.",
@@ -179,7 +182,7 @@ _RULES = numbered(
     (
         "After shutdown, the plugin exits with status 0.",
         f"{_MANIFEST}, shutdown_timeout_sec",
-        (*ask("shutdown", {}, object), Exit()),
+        (Say(request("shutdown", {})), See("#1"), Exit()),
         OWN,
     ),
     ("The end of stdin ends the plugin.", _RPC, (CloseInput(), Exit(())), OWN),

@@ -39,9 +39,9 @@ _FLOOD = 64  # the depth of the host's queue
 _LONG = 4096  # bytes of a line, by the contract's text
 
 _KEPT = (("plugin", "result.manifest.plugin"), ("advertised", "result.tools"))
-_GREETING: tuple[Step, ...] = ask(
-    "initialize", {"nexo_version": "0.1.5"}, {"manifest": {"plugin": {"id": not_blank}}}, keep=_KEPT
-)
+_INITIALIZE = {"nexo_version": "0.1.5"}
+_HANDSHAKE: tuple[Step, ...] = ask("initialize", _INITIALIZE, dict, keep=_KEPT)
+_ECHOED = {"manifest": {"plugin": {"id": not_blank}}}
 _TOOL = {"name": not_blank, "description": str, "input_schema": dict}
 _CALLED, _DECLARED = {"needs": ("tool",)}, {"needs": ("declared tools",)}
 _ALIVE = refused("trial.no_such_method", {}, int, "#alive", alone=True)
@@ -52,10 +52,14 @@ def _invoke(tool: str, args: Any) -> dict[str, Any]:
     return {"plugin_id": "$plugin id", "tool_name": tool, "args": args, "agent_id": "trial"}
 
 
+def _names(tools: Any) -> list[Any]:
+    listed = tools if isinstance(tools, list) else ()
+    return [each.get("name") for each in listed if isinstance(each, dict)]
+
+
 def _namespaced(prefixes: tuple[str, ...]) -> Any:
     def check(tools: Any) -> str:
-        names = [each.get("name") for each in tools if isinstance(each, dict)]
-        odd = [each for each in names if not str(each).startswith(prefixes)]
+        odd = [each for each in _names(tools) if not str(each).startswith(prefixes)]
         return f"{odd[0]!r:.80} does not begin with {' or '.join(prefixes)}" if odd else ""
 
     return check
@@ -63,7 +67,7 @@ def _namespaced(prefixes: tuple[str, ...]) -> Any:
 
 def _declared(names: tuple[str, ...]) -> Any:
     check = within(names)
-    return lambda tools: check([each.get("name") for each in tools if isinstance(each, dict)])
+    return lambda tools: check(_names(tools))
 
 
 def _not_empty(value: Any) -> str:
@@ -87,8 +91,13 @@ _NO_MANIFEST = "a command has no manifest to compare with"
 
 _RULES = numbered(
     "nexo",
-    ("initialize is answered with a manifest that has a plugin.id.", f"{_DOC} §4.1", _GREETING, FIRST),
-    ("plugin.id is that of the manifest.", f"{_DOC} §4.1", (Check("plugin", {"id": "$id"}),)),
+    (
+        "initialize is answered with a manifest that has a plugin.id.",
+        f"{_DOC} §4.1",
+        ask("initialize", _INITIALIZE, _ECHOED),
+        FIRST,
+    ),
+    ("plugin.id is that of the manifest.", f"{_DOC} §4.1", (Check("plugin", {"id?": "$id"}),)),
     (
         "tools is there and not empty, if the manifest declares tools.",
         f"{_DOC} §4.1.1",
@@ -188,7 +197,7 @@ _RULES = numbered(
     (
         "After the answer to shutdown, the plugin exits with status 0.",
         f"{_DOC} §4.2",
-        (*ask("shutdown", {"reason": "trial"}, object), Exit()),
+        (Say(request("shutdown", {"reason": "trial"})), See("#1"), Exit()),
         OWN,
     ),
     ("The end of stdin ends the plugin.", f"{_DOC} §1", (CloseInput(), Exit(())), OWN),
@@ -201,7 +210,7 @@ BOOK = RuleBook(
     framing=LineFraming(FRAME_LIMIT),
     encode=line,
     rules=_RULES,
-    handshake=_GREETING,
+    handshake=_HANDSHAKE,
     sort=sort_rpc,
     asks=rpc_asks,
     shape=rpc_shape,
@@ -212,6 +221,7 @@ BOOK = RuleBook(
         "own names": _NO_MANIFEST,
         "declared tools": "no manifest declares tools of it",
         "advertised": "its answer to initialize has no tools",
+        "plugin": "its answer to initialize has no manifest",
         "hook": "no manifest declares a hook of it",
         "tool": CALL_MISSING,
     },
