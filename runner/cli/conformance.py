@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_secrets(parser)
     add_contract_options(parser, "call")
     parser.usage = f"{parser.prog} [options] CONTRACT MANIFEST [-- ARGS]"
-    parser.usage += f"\n       {parser.prog} [options] CONTRACT -- COMMAND"
+    parser.usage += f"\n       {parser.prog} [options] CONTRACT [--host] -- COMMAND"
 
 
 def add_command_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,11 +71,19 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", metavar="TIME", default="10s", help="for each answer and for the exit; default: 10s"
     )
+    parser.add_argument(
+        "--host",
+        action="store_true",
+        help="try a host: COMMAND is its command, with {manifest}, {folder} or {command} where the plugin goes; "
+        "--deadline limits each of its runs (default: 60s)",
+    )
     parser.add_argument("--format", choices=("text", "json", "junit"), default="text", help="default: text")
     parser.set_defaults(secrets=None)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.host:
+        return _try_host(args)
     try:
         contract, book = _rules(args.rules)
         args.contract = None if is_command(args) else args.rules
@@ -103,6 +111,25 @@ def run(args: argparse.Namespace) -> int:
     return EXIT["ok"] if report.ok else _BROKEN
 
 
+def _try_host(args: argparse.Namespace) -> int:
+    from runner.conformance.host import DEADLINE_SECONDS, HostCommandFault, run_host
+
+    try:
+        contract = find_contract(_known(args.rules))
+        if not is_command(args):
+            raise ValueError(
+                "write the host's command behind --: runner conformance CONTRACT --host -- COMMAND"
+            )
+        given = [each.value for each in args.limits if each.name == "deadline"]
+        deadline = float(parse_limit("deadline", given[-1])) if given else DEADLINE_SECONDS
+        report = run_host(contract.name, args.arguments, deadline=deadline)
+    except (ValueError, HostCommandFault) as error:
+        say(f"runner conformance: {printable(str(error))}")
+        return USAGE_ERROR
+    print_report(report, args.format)
+    return EXIT["ok"] if report.ok else _BROKEN
+
+
 def print_report(report: ConformanceReport, form: str) -> None:
     if form == "json":
         print(as_json(report))
@@ -114,6 +141,15 @@ def print_report(report: ConformanceReport, form: str) -> None:
 
 def _rules(name: str) -> tuple[Contract, RuleBook]:
     """Raises ValueError."""
+    contract = find_contract(_known(name))
+    book = plugin_rules(contract)
+    if book is None:
+        raise ValueError(f"the contract {name} has no rules that a plugin can be tried by")
+    return contract, book
+
+
+def _known(name: str) -> str:
+    """The name of a contract. Raises ValueError."""
     known = contract_names()
     if name not in known:
         near = did_you_mean(name, known)
@@ -121,11 +157,7 @@ def _rules(name: str) -> tuple[Contract, RuleBook]:
             f"there is no contract {quoted(name)}; {near or 'there are'} {', '.join(known)}; write"
             " runner conformance CONTRACT MANIFEST"
         )
-    contract = find_contract(name)
-    book = plugin_rules(contract)
-    if book is None:
-        raise ValueError(f"the contract {name} has no rules that a plugin can be tried by")
-    return contract, book
+    return name
 
 
 def _call(args: argparse.Namespace, contract: Contract) -> Call | None:
