@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -74,8 +75,8 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host",
         action="store_true",
-        help="try a host: COMMAND is its command, with {manifest}, {folder} or {command} where the plugin goes; "
-        "--deadline limits each of its runs (default: 60s)",
+        help="try a host: COMMAND is its command, with {manifest}, {folder} or {command} where the plugin "
+        "goes; --deadline limits each of its runs (default: 60s)",
     )
     parser.add_argument("--format", choices=("text", "json", "junit"), default="text", help="default: text")
     parser.set_defaults(secrets=None)
@@ -122,6 +123,7 @@ def _try_host(args: argparse.Namespace) -> int:
             )
         given = [each.value for each in args.limits if each.name == "deadline"]
         deadline = float(parse_limit("deadline", given[-1])) if given else DEADLINE_SECONDS
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the host ends too
         report = run_host(contract.name, args.arguments, deadline=deadline)
     except (ValueError, HostCommandFault) as error:
         say(f"runner conformance: {printable(str(error))}")

@@ -1,8 +1,8 @@
 """Tries a host: lets its command start a stand-in plugin, once for each run, and judges what that has seen.
 
 The stand-in is a folder with a manifest and a program; runner/conformance/stand_in.py says how it reports
-from a cage. It is not seen where the host runs its plugins on another machine, or runs a copy of the folder in a
-cage that does not show the original.
+from a cage. It is not seen where the host runs its plugins on another machine, or runs a copy of the folder
+in a cage that does not show the original.
 
 The host's command is the caller's own, and runs with the caller's rights.
 """
@@ -108,15 +108,8 @@ def _run(name: str, command: Sequence[str], stand_in: StandIn, folder: str, dead
     manifest = any("{manifest}" in word or "{folder}" in word for word in command)
     replies = {kind: reply._asdict() for kind, reply in stand_in.replies.items()}
     kept = {key: getattr(stand_in, key) for key in ("framing", "large", "ask", "extra", "variables")}
-    table = {
-        "run": name,
-        "told": told,
-        "channels": CHANNELS,
-        "replies": replies,
-        "manifest": manifest,
-        **kept,
-    }
-    _write(os.path.join(beside, "stand_in.json"), json.dumps(table))
+    table = {"run": name, "told": told, "channels": CHANNELS, "replies": replies, **kept}
+    _write(os.path.join(beside, "stand_in.json"), json.dumps({**table, "manifest": manifest}))
     with closing(ToldListener(told)) as listener, tempfile.TemporaryFile() as output:
         words = [_filled(word, stand_in, folder) for word in command]
         status = _watch(name, words, listener, deadline, output)
@@ -126,13 +119,13 @@ def _run(name: str, command: Sequence[str], stand_in: StandIn, folder: str, dead
         make_channels(told)  # ends the process, and the next run has the channels for itself
     if listener.lost:
         raise HostCommandFault(
-            "the machine is too busy: the kernel dropped what the stand-in told. Try again"
+            "the machine is too busy: the kernel dropped what the stand-in told; try again"
         )
     if name == "plain" and not listener.logs:
         ended = f"did not end in {deadline:g} s (--deadline)" if status is None else f"ended with {status}"
         raise HostCommandFault(
-            f"the host's command {ended}, and no process of the stand-in was seen: the host did not start it, "
-            f"or its cage does not show the stand-in's folder. It printed: {printed or 'nothing'}"
+            f"the host's command {ended}, and no process of the stand-in was seen: the host did not start "
+            f"it, or its cage does not show the stand-in's folder. It printed: {printed or 'nothing'}"
         )
     return HostRun(status, listener.logs)
 

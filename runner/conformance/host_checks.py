@@ -332,7 +332,7 @@ def refuses(log: PluginLog, *kinds: str) -> str | None:
 def started(log: PluginLog, *arguments: str, up: int | None = None) -> str | None:
     """The arguments are these, and the working directory is `up` folders above the program."""
     folder, here = log.start["folder"], log.start["cwd"]
-    if not log.start["manifest"]:
+    if not log.start.get("manifest"):
         return None
     if log.start["argv"] != list(arguments):
         return f"its arguments are {log.start['argv']}"
@@ -343,7 +343,7 @@ def started(log: PluginLog, *arguments: str, up: int | None = None) -> str | Non
 @_check_each(NO_MANIFEST, "plain")
 def has_variables(log: PluginLog, *, others: bool = True) -> str | None:
     """The process has STAND_IN=1, as the manifest says. `others`: it may have other variables too."""
-    if not log.start["manifest"]:
+    if not log.start.get("manifest"):
         return None
     if log.start["values"].get("STAND_IN") != "1":
         return "it has no STAND_IN=1"

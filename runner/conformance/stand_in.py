@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-_TOLD_BYTES = 4096  # of one frame. Of a longer one only the beginning and the size are told
+_TOLD_BYTES = 8192  # of one frame. Of a longer one only the beginning and the size are told
 _WATCH_SECONDS = 1.0  # how often it looks whether the checker is still there
 _STDERR_BYTES = 1 << 20  # sixteen times what a pipe holds
 _FRAME_BYTES = 32 << 20  # a host that sends a longer frame is not read any further
@@ -61,7 +61,6 @@ class StandInProgram:
                 continue
             if reply["opening"] and self._run == "stderr":
                 _write(2, (b"." * 99 + b"\n") * (_STDERR_BYTES // 100))
-                self._tell("stderr", size=_STDERR_BYTES)
             if reply["opening"] and self._run == "pieces":
                 more, _, _ = select.select([0], [], [], _EARLY_SECONDS)
                 self._tell("early", more=bool(more or self._held))
@@ -218,7 +217,7 @@ class StandInProgram:
 
     def _send(self, message: Any) -> None:
         raw = json.dumps(message, ensure_ascii=False).encode()
-        self._tell("sent", text=raw[:400].decode("utf-8", "replace"), size=len(raw), id=message.get("id"))
+        self._tell("sent", text=raw[:400].decode("utf-8", "replace"), id=message.get("id"))
         lines = self._table["framing"] == "lines"
         raw = raw + b"\n" if lines else b"Content-Length: %d\r\n\r\n%s" % (len(raw), raw)
         parts = (raw[:1], raw[1:20], raw[20:-1], raw[-1:]) if self._run == "pieces" else (raw,)

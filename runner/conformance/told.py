@@ -25,23 +25,15 @@ _IN_CLOSE_NOWRITE: Final = 0x10
 _IN_Q_OVERFLOW: Final = 0x4000
 _EVENT: Final = struct.Struct("iIII")
 
+_START: Final[dict[str, type]] = dict.fromkeys(("argv", "descriptors", "environ"), list)
 # What each record has, and of which type.
 _FACTS: Final[dict[str, dict[str, type]]] = {
-    "start": {
-        "argv": list,
-        "environ": list,
-        "cwd": str,
-        "folder": str,
-        "descriptors": list,
-        "values": dict,
-        "manifest": bool,
-    },
+    "start": {**_START, "cwd": str, "folder": str, "values": dict},
     "frame": {"text": str, "size": int, "fault": str},
-    "sent": {"text": str, "size": int},
+    "sent": {"text": str},
     "early": {"more": bool},
     "signal": {"number": int},
     "exit": {"code": int},
-    "stderr": {},
     "called": {},
     "eof": {},
 }
@@ -84,14 +76,11 @@ class ToldProcess:
             what, when = record.pop("what"), record.pop("t")
         except (ValueError, RecursionError, KeyError, AttributeError, TypeError):
             return None
-        if what not in _FACTS or not isinstance(when, float) or bool(self.entries) is (what == "start"):
+        wanted = _FACTS.get(what) if isinstance(what, str) else None
+        if wanted is None or not isinstance(when, float) or bool(self.entries) is (what == "start"):
             return None
-        facts = _FACTS[what].items()
-        return (
-            Entry(what, when, record)
-            if all(isinstance(record.get(key), type_) for key, type_ in facts)
-            else None
-        )
+        fits = all(isinstance(record.get(key), kind) for key, kind in wanted.items())
+        return Entry(what, when, record) if fits else None
 
 
 class ToldListener:
@@ -108,10 +97,8 @@ class ToldListener:
             raise OSError(ctypes.get_errno(), "inotify")
         for channel in map(str, range(CHANNELS)):
             path = os.path.join(folder, channel)
-            for target, mask in (
-                (path, _IN_OPEN),
-                (os.path.join(path, "alive"), _IN_OPEN | _IN_CLOSE_NOWRITE),
-            ):
+            for target in (path, os.path.join(path, "alive")):
+                mask = _IN_OPEN if target == path else _IN_OPEN | _IN_CLOSE_NOWRITE
                 number = libc.inotify_add_watch(self._fd, os.fsencode(target), mask)
                 if number < 0:
                     os.close(self._fd)

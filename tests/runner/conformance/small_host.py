@@ -1,4 +1,7 @@
-"""A host of each contract that keeps all rules, or breaks one: small_host.py CONTRACT FAULT FOLDER PROGRAM."""
+"""A host of each contract that keeps all rules, or breaks one: small_host.py CONTRACT FAULT FOLDER COMMAND.
+
+COMMAND is the plugin's program, which gets its arguments here, or several words, which are complete.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,9 @@ def conversation(contract: str) -> tuple[list[dict[str, Any]], dict[str, Any] | 
 def spoil(fault: str, contract: str, messages: list[dict[str, Any]], last: dict[str, Any] | None) -> None:
     """Let the messages break a rule."""
     if fault == "opening":
-        messages[0].pop("params", None) or messages[0].pop("host", None) or messages[0].pop("protocol_version")
+        messages[0].pop("params", None) or messages[0].pop("host", None) or messages[0].pop(
+            "protocol_version"
+        )
     elif fault == "call":
         messages[-1].pop("params", None) or messages[-1].pop("body", None) or messages[-1].pop("input")
     elif fault == "order":
@@ -85,15 +90,16 @@ def spoil(fault: str, contract: str, messages: list[dict[str, Any]], last: dict[
 
 
 class SmallHost:
-    def __init__(self, contract: str, fault: str, folder: str, program: str) -> None:
+    def __init__(self, contract: str, fault: str, folder: str, *command: str) -> None:
         self.contract, self.fault = contract, fault
         self.lines = contract not in ("vai", "ainb")
         environ = {} if fault == "variables" else {"STAND_IN": "1"}
         if fault == "inherits":
             environ["HOME"] = "/"
+        plain = contract == "ainb" or fault == "arguments" or len(command) > 1
         extra = os.open("/dev/null", os.O_RDONLY)
         self.plugin = subprocess.Popen(
-            [program] if contract == "ainb" or fault == "arguments" else [program, "--stand-in"],
+            command if plain else [*command, "--stand-in"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if fault == "stderr" else subprocess.DEVNULL,
@@ -150,7 +156,9 @@ class SmallHost:
                 raise ValueError("what is that")
             if "method" in message and "id" in message and self.fault != "mute":
                 code = ASKED.get(self.contract, -32601)
-                reply = {"result": {}} if self.contract == "mcp" else {"error": {"code": code, "message": "no"}}
+                reply = (
+                    {"result": {}} if self.contract == "mcp" else {"error": {"code": code, "message": "no"}}
+                )
                 self.write({**RPC, "id": message["id"], **reply})
             elif "method" not in message and message.get("type") != "event":
                 return message
