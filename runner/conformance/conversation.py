@@ -68,6 +68,7 @@ class Conversation:
         self._inbox: deque[bytes | str] = deque()  # frames; a text is what is wrong with the stream
         self._arrived = trio.Event()
         self._ended = False  # nothing more arrives
+        self._flood = ""  # why nothing more is read, if the plugin writes without end
         # What is still unanswered, and what was answered, as JSON: 1, true and "1" differ.
         self._asked: set[bytes] = set()
         self._answered: set[bytes] = set()
@@ -205,6 +206,8 @@ class Conversation:
         """The next frame; a text is a fault of the stream, and None its end. Raises RuleBroken if nothing
         comes until then."""
         while not self._inbox:
+            if self._flood:
+                raise RuleBroken(self._flood)
             if self._ended:
                 return None
             with trio.move_on_at(until) as waiting:
@@ -272,7 +275,8 @@ class Conversation:
                 frames = framer.feed(data)
                 count += len(frames)
                 if size > _MOST_BYTES or count > _MOST_FRAMES:
-                    self._take(f"it wrote more than {_MOST_BYTES >> 20} MiB or {_MOST_FRAMES} frames")
+                    self._flood = f"it wrote more than {_MOST_BYTES >> 20} MiB or {_MOST_FRAMES} frames"
+                    self._take(self._flood)
                     break
                 self._take(*frames, *(() if is_told else _fault_text(framer.fault)))
                 is_told = framer.fault is not None

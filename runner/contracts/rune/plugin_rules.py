@@ -146,7 +146,7 @@ _RULES = numbered(
     (
         "A request that arrives in pieces is answered.",
         _TRANSPORT,
-        (Say(_request("$tool", "$input"), pieces=7), See("#1")),
+        (Say(_request("$tool", "$input"), pieces=20), See("#1")),
         _CALLED,
     ),
     (
