@@ -148,10 +148,10 @@ class HostRule(NamedTuple):
     check: Check
 
 
-def number_rules(contract: str, rows: Sequence[Row]) -> tuple[HostRule, ...]:
-    """The rules of a contract. Numbers stay: a new row is added at the end."""
+def number_rules(contract: str, source: str, rows: Sequence[Row]) -> tuple[HostRule, ...]:
+    """The rules of a contract, whose text is called `source`. Numbers stay: a new row is added at the end."""
     return tuple(
-        HostRule(ContractRule(f"{contract}-H{number:02}", text, place), check)
+        HostRule(ContractRule(f"{contract}-H{number:02}", text, f"{source}, {place}"), check)
         for number, (text, place, check) in enumerate(rows, 1)
     )
 

@@ -103,7 +103,7 @@ STAND_IN: Final = check.StandIn(
         _SHUTDOWN: check.Reply(check.result_of({}), exits=True),
         "*": check.Reply(check.error_of(-32601)),
     },
-    rules=check.number_rules("ainb", _ROWS),
+    rules=check.number_rules("ainb", "plugin contract v2", _ROWS),
     runs=("plain", "pieces", "extra", "large", "stderr", "error", "asks", "silent", "stubborn"),
     ask={"jsonrpc": "2.0", "id": 900, "method": "host/snapshot/get", "params": {"topic": "stand_in.topic"}},
     extra=(

@@ -125,7 +125,7 @@ STAND_IN: Final = check.StandIn(
         "ping": check.Reply(check.result_of({})),
         "*": check.Reply(check.error_of(-32601)),
     },
-    rules=check.number_rules("mcp", _ROWS),
+    rules=check.number_rules("mcp", "MCP specification", _ROWS),
     runs=tuple(check.RUNS),
     ask={"jsonrpc": "2.0", "id": 900, "method": "ping"},
     extra=(

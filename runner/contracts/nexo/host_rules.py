@@ -86,7 +86,7 @@ STAND_IN: Final = check.StandIn(
         "shutdown": check.Reply(check.result_of({"ok": True}), exits=True),
         "*": check.Reply(check.error_of(-32601)),
     },
-    rules=check.number_rules("nexo", _ROWS),
+    rules=check.number_rules("nexo", "Plugin Contract", _ROWS),
     runs=tuple(name for name in check.RUNS if name != "modern"),
     large=60_000,  # a line may be as long as what a pipe holds, which is 64 KiB
     ask={"jsonrpc": "2.0", "id": 900, "method": "memory.recall", "params": {"agent_id": "a", "query": "q"}},

@@ -71,6 +71,6 @@ STAND_IN: Final = check.StandIn(
             other={"error": _response(status="error", error=_ERROR)},
         ),
     },
-    rules=check.number_rules("rune", _ROWS),
+    rules=check.number_rules("rune", "plugin protocol", _ROWS),
     runs=("plain", "pieces", "extra", "large", "stderr", "error", "silent", "stubborn", "impostor"),
 )

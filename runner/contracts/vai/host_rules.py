@@ -113,7 +113,7 @@ STAND_IN: Final = check.StandIn(
         ),
         "shutdown": check.Reply(exits=True),
     },
-    rules=check.number_rules("vai", _ROWS),
+    rules=check.number_rules("vai", "Plugin System", _ROWS),
     runs=("plain", "pieces", "extra", "large", "stderr", "error", "silent", "stubborn", "impostor"),
     extra=(
         _frame("event", request_id="$id", event={"type": "progress", "message": "working"}),

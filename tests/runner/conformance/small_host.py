@@ -20,6 +20,17 @@ GRACE = {"rune": 0.6, "nexo": 1.1, "vai": 0.5, "kaged": 2.1, "ainb": 5.1, "mcp":
 ASKED = {"nexo": -32603, "ainb": -32001}  # the error that answers a plugin's request
 RPC: dict[str, Any] = {"jsonrpc": "2.0"}
 CONTEXT = dict.fromkeys(("operator_id", "project_id", "agent_path", "session_id", "request_id"), "x")
+# Messages that lack what they have to have.
+OTHERS: dict[str, list[dict[str, Any]]] = {
+    "ainb": [
+        {"method": "plugin/handle_key"},
+        {"method": "plugin/handle_event"},
+        {"id": 8, "method": "plugin/render"},
+    ],
+    "kaged": [{"id": 8, "method": "kaged.hook.on_session_start"}],
+    "mcp": [{"id": 8, "method": "server/discover"}],
+    "nexo": [{"method": "broker.event"}],
+}
 VAI: dict[str, Any] = {"protocol": "vai.rpc.v1"}
 
 
@@ -82,6 +93,10 @@ def spoil(fault: str, contract: str, messages: list[dict[str, Any]], last: dict[
         messages.insert(-1, {"jsonrpc": "2.0", **VAI, "method": "unheard.of", "type": "unheard"})
     elif fault == "no_initialized":
         del messages[1]
+    elif fault == "initialized":
+        messages[1]["id"] = 9
+    elif fault == "others":
+        messages[-1:-1] = [{**RPC, **message} for message in OTHERS[contract]]
     elif fault == "version":
         for message in (*messages, last or {}):
             message.update(dict.fromkeys({"jsonrpc", "protocol"} & message.keys(), "1.0"))
@@ -96,7 +111,7 @@ class SmallHost:
         environ = {} if fault == "variables" else {"STAND_IN": "1"}
         if fault == "inherits":
             environ["HOME"] = "/"
-        plain = contract == "ainb" or fault == "arguments" or len(command) > 1
+        plain = (contract == "ainb") != (fault == "arguments") or len(command) > 1
         extra = os.open("/dev/null", os.O_RDONLY)
         self.plugin = subprocess.Popen(
             command if plain else [*command, "--stand-in"],
@@ -174,14 +189,18 @@ class SmallHost:
                 if number == 0 or "id" in message or "request_id" in message:
                     answer = self.answer(message)
                     wrong = re.search("somebody.else|some/other|1999", json.dumps(answer))
-                    if number == 0 and (wrong or "error" in answer) and self.fault != "credulous":
+                    failed = "error" in answer or '"failed"' in json.dumps(answer)
+                    if number == 0 and (wrong or failed) and self.fault not in ("credulous", "old"):
                         raise ValueError("an impostor")
+                    if failed and self.fault == "gives_up":
+                        return
         except KeyboardInterrupt:
             named = "nobody" if self.fault == "cancel" else 2 if self.contract == "mcp" else "r1"
             if self.contract == "mcp":
                 self.write({**RPC, "method": "notifications/cancelled", "params": {"requestId": named}})
             elif self.contract == "vai":
-                self.write({**VAI, "type": "cancel", "request_id": named, "reason": "user_cancelled"})
+                reason = {} if self.fault == "no_reason" else {"reason": "user_cancelled"}
+                self.write({**VAI, "type": "cancel", "request_id": named, **reason})
         if last is not None and self.fault != "no_goodbye":
             self.write(last)
             if "id" in last:
