@@ -135,15 +135,24 @@ def _watch(
 ) -> int | None:
     """Run the command until it has ended, and until no process of the stand-in is left. Returns its status;
     None: it was ended at the deadline."""
+    # A signal that ends the checker ends the host, too: none may come between the start and the `try`.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
         host = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
         )
     except OSError as error:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         raise HostCommandFault(f"{command[0]} cannot be started: {error.strerror}") from error
     until = time.monotonic() + deadline
     called = False
     try:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         with os.fdopen(os.pidfd_open(host.pid), "rb") as ended, selectors.DefaultSelector() as selector:
             selector.register(listener, selectors.EVENT_READ)
             selector.register(ended, selectors.EVENT_READ)
