@@ -169,7 +169,6 @@ def test_a_flood_ends_a_trial_and_not_the_runner(runner_as: Caller) -> None:
     assert done.returncode == 1
     [suite] = ElementTree.fromstring(done.stdout)
     told = {case.attrib["name"][:6]: case[0].attrib.get("message", "") for case in suite}
-    assert "it wrote more than" in told["mcp-01"] and "not a message" not in told["mcp-28"]
-    assert told["mcp-27"].startswith("something else than a message came on stdout")
+    assert told["mcp-01"].startswith("it wrote more than") and told["mcp-27"].startswith("it wrote more than")
     assert told["mcp-06"].startswith("it comes after the handshake, which failed")
     assert len(done.stdout) < 100_000
