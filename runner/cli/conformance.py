@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         contract, book = _rules(args.rules)
         args.contract = None if is_command(args) else args.rules
         invocation, config = configured(invocation_of(args))
-        seconds = float(parse_limit("call", args.timeout))
+        seconds = _seconds(args.timeout)
         call = _call(args, contract)
         secrets = read_secrets(args) or Secrets()
     except ValueError as error:
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
         say("\n".join(lines or (f"runner: {printable(f'{failed.outcome.code}: {failed.outcome.message}')}",)))
         return EXIT[failed.outcome.code]
     name = " ".join(args.arguments) if is_command(args) else args.manifest
-    report = ConformanceReport(contract.name, "plugin", name, _without(subject.secrets, verdicts))
+    report = ConformanceReport(contract.name, "plugin", name, without_secrets(subject.secrets, verdicts))
     print_report(report, args.format)
     return EXIT["ok"] if report.ok else _BROKEN
 
@@ -162,6 +162,14 @@ def _known(name: str) -> str:
     return name
 
 
+def _seconds(word: str) -> float:
+    """Raises ValueError."""
+    try:
+        return float(parse_limit("call", word))
+    except ValueError as error:
+        raise ValueError(f"--timeout {word}: {error}") from None
+
+
 def _call(args: argparse.Namespace, contract: Contract) -> Call | None:
     """Raises ValueError."""
     from runner.protocol.dialect import Call
@@ -177,7 +185,7 @@ def _call(args: argparse.Namespace, contract: Contract) -> Call | None:
     return Call(kind, args.call, given)
 
 
-def _without(secrets: Secrets, verdicts: tuple[Verdict, ...]) -> tuple[Verdict, ...]:
+def without_secrets(secrets: Secrets, verdicts: tuple[Verdict, ...]) -> tuple[Verdict, ...]:
     """The verdicts, with no secret in what was said."""
     if not secrets:
         return verdicts

@@ -20,12 +20,12 @@ from runner.conformance.report import Transcript, TranscriptLine
 from runner.conformance.rules import (
     Check,
     CloseInput,
-    Exit,
-    Facts,
     RuleBook,
     Say,
     See,
+    SeeExit,
     Step,
+    TrialFacts,
     Watch,
     body_of,
     fill,
@@ -54,10 +54,10 @@ class RuleBroken(Exception):
     """The plugin breaks the rule that is tried. The text says how."""
 
 
-class Conversation:
+class RawConversation:
     """Made by `converse`."""
 
-    def __init__(self, cell: RemoteCell, book: RuleBook, facts: Facts, seconds: float) -> None:
+    def __init__(self, cell: RemoteCell, book: RuleBook, facts: TrialFacts, seconds: float) -> None:
         """`seconds`: for each answer, for each write, and for the exit."""
         self._cell, self._book, self._seconds = cell, book, seconds
         self.facts = facts
@@ -91,7 +91,7 @@ class Conversation:
                 case CloseInput():
                     self.transcript.seen("stdin is closed")
                     await self._cell.stdin.aclose()
-                case Exit():
+                case SeeExit():
                     await self._see_exit(step.statuses)
 
     def _check(self, step: Check) -> None:
@@ -314,8 +314,8 @@ class CageLaunch(NamedTuple):
 
 @asynccontextmanager
 async def converse(
-    launch: CageLaunch, book: RuleBook, facts: Facts, seconds: float
-) -> AsyncIterator[Conversation]:
+    launch: CageLaunch, book: RuleBook, facts: TrialFacts, seconds: float
+) -> AsyncIterator[RawConversation]:
     """Start a plugin in its cage, and end it. Raises PluginFailure if it cannot be started."""
     try:
         async with open_cage(launch.invocation, environ=os.environ, contents=launch.contents) as cell:
@@ -324,7 +324,7 @@ async def converse(
             except Failure as failed:
                 ended = cell.has_ended
                 raise PluginFailure(failed.outcome, ended.explanation if ended is not None else ()) from None
-            talk = Conversation(cell, book, facts, seconds)
+            talk = RawConversation(cell, book, facts, seconds)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(talk._read)
                 nursery.start_soon(talk._read_stderr)

@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from runner.conformance.conversation import Conversation, RuleBroken, converse
+from runner.conformance.conversation import RawConversation, RuleBroken, converse
 from runner.conformance.report import Result, Transcript, TranscriptLine, Verdict
-from runner.conformance.rules import Facts, MissingFact, RuleBook, TriedRule, Watch
+from runner.conformance.rules import MissingFact, RuleBook, TrialFacts, TriedRule, Watch
 from runner.conformance.subject import TrialSubject
 
 ANSWER_SECONDS = 10.0  # for each answer, unless the operator says otherwise
@@ -36,7 +36,7 @@ async def try_plugin(
 class _Trial:
     def __init__(self, book: RuleBook, subject: TrialSubject, seconds: float) -> None:
         self._book, self._launch, self._seconds = book, subject.launch, seconds
-        self._facts = Facts(book.facts(subject.plugin, subject.call), book.make_id)
+        self._facts = TrialFacts(book.facts(subject.plugin, subject.call), book.make_id)
         self._verdicts: dict[str, Verdict] = {}  # by the rule's id
         self._faults: dict[Watch, tuple[str, tuple[TranscriptLine, ...]]] = {}
         self._messages = 0
@@ -61,7 +61,7 @@ class _Trial:
                     self._conclude(rule, "n/a", self._unready)
 
     @asynccontextmanager
-    async def _conversation(self) -> AsyncIterator[Conversation]:
+    async def _conversation(self) -> AsyncIterator[RawConversation]:
         async with converse(self._launch, self._book, self._facts, self._seconds) as talk:
             try:
                 yield talk
@@ -70,7 +70,7 @@ class _Trial:
         for watch, fault in talk.faults.items():
             self._faults.setdefault(watch, fault)
 
-    async def _is_ready(self, talk: Conversation) -> bool:
+    async def _is_ready(self, talk: RawConversation) -> bool:
         try:
             await talk.run(self._book.handshake)
         except RuleBroken as broken:
@@ -79,7 +79,7 @@ class _Trial:
             self._unready = self._why_missing(str(missing))
         return not self._unready
 
-    async def _try(self, rule: TriedRule, talk: Conversation) -> bool:
+    async def _try(self, rule: TriedRule, talk: RawConversation) -> bool:
         """Try a rule. Returns whether others can be tried in the same process."""
         began = trio.current_time()
         self._facts.forget_ids()

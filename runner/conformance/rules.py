@@ -57,13 +57,13 @@ class CloseInput(NamedTuple):
     """Close the plugin's stdin."""
 
 
-class Exit(NamedTuple):
+class SeeExit(NamedTuple):
     """Wait until the plugin has exited."""
 
     statuses: tuple[int, ...] = (0,)  # empty: any
 
 
-Step = Say | See | Check | CloseInput | Exit
+Step = Say | See | Check | CloseInput | SeeExit
 
 UNANSWERED = See(None, alone=True, or_exit=True)  # nothing is answered until the plugin exits
 
@@ -128,7 +128,7 @@ class MissingFact(Exception):
     """A message names a fact that is not known. The text is its name."""
 
 
-class Facts(dict[str, Any]):
+class TrialFacts(dict[str, Any]):
     """What is known about the plugin: "$name" -> value. An id, "#name", is made when it is first used."""
 
     def __init__(self, known: Mapping[str, Any], make_id: Callable[[int], Any]) -> None:
@@ -148,7 +148,7 @@ class Facts(dict[str, Any]):
             del self[name]
 
 
-def fill(value: Any, facts: Facts) -> Any:
+def fill(value: Any, facts: TrialFacts) -> Any:
     """The value with its facts and ids filled in. Raises MissingFact."""
     if isinstance(value, str) and value[:1] in ("$", "#") and value not in ("$", "#", PAD):
         return facts[value]
@@ -159,7 +159,7 @@ def fill(value: Any, facts: Facts) -> Any:
     return value
 
 
-def body_of(say: Say, facts: Facts) -> bytes:
+def body_of(say: Say, facts: TrialFacts) -> bytes:
     """The bytes of a message, without its frame. Raises MissingFact."""
     message = fill(say.message, facts)
     if not say.size:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from runner.conformance.rules import (
     PAD,
     Check,
-    Facts,
     MissingFact,
     Say,
     See,
+    TrialFacts,
     body_of,
     contains,
     fill,
@@ -65,7 +65,7 @@ def test_what_is_wrong_with_an_answer(pattern: Any, value: Any, fault: str) -> N
 
 
 def test_messages_are_filled_in() -> None:
-    facts = Facts({"tool": "greet"}, int)
+    facts = TrialFacts({"tool": "greet"}, int)
     first = fill({"id": "#1", "name": "$tool", "more": ["#1", "#2", "$", "#"]}, facts)
     assert first["name"] == "greet" and first["more"][0] == first["id"] != first["more"][1]
     assert first["more"][2:] == ["$", "#"]
@@ -77,7 +77,7 @@ def test_messages_are_filled_in() -> None:
 
 @pytest.mark.parametrize("size", [40, 4096, 1 << 20])
 def test_a_message_has_exactly_the_size_it_should_have(size: int) -> None:
-    assert len(body_of(Say({"id": "#1", "deep": {"pad": PAD}}, size=size), Facts({}, int))) == size
+    assert len(body_of(Say({"id": "#1", "deep": {"pad": PAD}}, size=size), TrialFacts({}, int))) == size
 
 
 @given(JSON)
@@ -118,14 +118,14 @@ class TestEachBook:
 
 
 @functools.cache
-def _patterns(name: str) -> tuple[Facts, list[Any]]:
+def _patterns(name: str) -> tuple[TrialFacts, list[Any]]:
     """The patterns that are held against anything: those of several facts get facts that were checked."""
     contract = find_contract(name)
     book = plugin_rules(contract)
     plugin = load(example_folder(name)).plugin
     assert book is not None
     call = Call("tool", contract.example.call, {})
-    facts = Facts(book.facts(plugin, call), book.make_id)
+    facts = TrialFacts(book.facts(plugin, call), book.make_id)
     steps = [step for rule in book.rules for step in (*rule.steps, *book.handshake)]
     found = [step.pattern for step in steps if isinstance(step, See)]
     found += [step.pattern for step in steps if isinstance(step, Check) and isinstance(step.fact, str)]
