@@ -9,7 +9,6 @@ The host's command is the caller's own, and runs with the caller's rights.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import selectors
@@ -27,7 +26,7 @@ from runner.conformance import stand_in as stand_in_program
 from runner.conformance.host_checks import RUNS, HostRun, StandIn
 from runner.conformance.report import ConformanceReport, Verdict
 from runner.conformance.told import CHANNELS, ToldListener, make_channels
-from runner.contracts.registry import find_contract
+from runner.contracts.registry import find_contract, host_stand_in
 
 DEADLINE_SECONDS: Final = 60.0  # of one run
 _LEFT_SECONDS: Final = 5.0  # how long a process of the stand-in may be there after its host
@@ -39,10 +38,11 @@ class HostCommandFault(Exception):
 
 
 def load_stand_in(contract: str) -> StandIn:
-    """The stand-in of a contract: STAND_IN in its host_rules.py."""
-    folder = type(find_contract(contract)).__module__
-    found: StandIn = importlib.import_module(f"{folder}.host_rules").STAND_IN
-    return found
+    """Raises HostCommandFault."""
+    stand_in = host_stand_in(find_contract(contract))
+    if stand_in is None:
+        raise HostCommandFault(f"the contract {contract} has no rules that a host can be tried by")
+    return stand_in
 
 
 def run_host(
