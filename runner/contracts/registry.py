@@ -77,8 +77,8 @@ def plugin_rules(contract: Contract) -> RuleBook | None:
 
 
 def host_stand_in(contract: Contract) -> StandIn | None:
-    """The stand-in by which `runner conformance` tries a host: STAND_IN in the contract's host_rules.py. None:
-    it has none."""
+    """The stand-in with which `runner conformance` tries a host: STAND_IN in the contract's host_rules.py.
+    None: it has none."""
     if not look.isfile(os.path.join(_FOLDER, contract.name, "host_rules.py")):
         return None
     stand_in: StandIn = _module(contract, "host_rules").STAND_IN
