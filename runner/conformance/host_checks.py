@@ -34,7 +34,7 @@ NO_MANIFEST = "the host was given the program, and not the manifest"
 NOTHING_SENT, NO_START = "the host sent nothing", "the host started nothing"
 
 
-class Reply(NamedTuple):
+class StandInReply(NamedTuple):
     """What the stand-in sends when a message of some kind comes."""
 
     send: Any = None  # "$id" in it is the value of that key of the message, "$large" a text. None: nothing
@@ -51,8 +51,8 @@ class StandIn(NamedTuple):
     files: Mapping[str, str]  # of its folder, the manifest first
     program: str  # the file of its program, in that folder
     about: str  # what a host can call, for people
-    replies: Mapping[str, Reply]  # by kind; "*" is any other request
-    rules: tuple[HostRule, ...]
+    replies: Mapping[str, StandInReply]  # by kind; "*" is any other request
+    rules: tuple[NumberedHostRule, ...]
     runs: tuple[str, ...]
     large: int = 1_000_000  # characters of the large answer
     ask: Any = None  # the request in the run "asks"
@@ -69,7 +69,7 @@ def error_of(code: int, message: str = "the stand-in refuses", **more: Any) -> A
     return {"jsonrpc": "2.0", "id": "$id", "error": {"code": code, "message": message, **more}}
 
 
-class Entry(NamedTuple):
+class ToldEntry(NamedTuple):
     """Something that a process of the stand-in told."""
 
     what: str
@@ -89,10 +89,10 @@ class Entry(NamedTuple):
 class PluginLog(NamedTuple):
     """What one process of the stand-in told."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[ToldEntry, ...]
     closed: float | None  # when the process had ended; None: it was still there after its host
 
-    def of(self, what: str) -> list[Entry]:
+    def of(self, what: str) -> list[ToldEntry]:
         return [each for each in self.entries if each.what == what]
 
     @property
@@ -133,25 +133,25 @@ class HostRun(NamedTuple):
 Trial = Mapping[str, HostRun]  # by the names of runs
 
 
-class Finding(NamedTuple):
+class HostFinding(NamedTuple):
     result: Result
     reason: str = ""
     log: PluginLog | None = None  # the one that shows it
 
 
-Check = Callable[[Trial], Finding]
+Check = Callable[[Trial], HostFinding]
 Row = tuple[str, str, Check]  # the rule's text, its place in the contract's text, and how it is checked
 
 
-class HostRule(NamedTuple):
+class NumberedHostRule(NamedTuple):
     rule: ContractRule
     check: Check
 
 
-def number_rules(contract: str, source: str, rows: Sequence[Row]) -> tuple[HostRule, ...]:
+def number_rules(contract: str, source: str, rows: Sequence[Row]) -> tuple[NumberedHostRule, ...]:
     """The rules of a contract, whose text is called `source`. Numbers stay: a new row is added at the end."""
     return tuple(
-        HostRule(ContractRule(f"{contract}-H{number:02}", text, f"{source}, {place}"), check)
+        NumberedHostRule(ContractRule(f"{contract}-H{number:02}", text, f"{source}, {place}"), check)
         for number, (text, place, check) in enumerate(rows, 1)
     )
 
@@ -164,14 +164,14 @@ def each_log(judge: Callable[[PluginLog], str | None], nothing: str, *runs: str)
     """A check of every log, or of those of these runs. `judge` returns what is wrong, '' if nothing is, or
     None if it does not apply; `nothing` says why it applied nowhere."""
 
-    def check(trial: Trial) -> Finding:
+    def check(trial: Trial) -> HostFinding:
         seen = None
         for name, run in trial.items():
             for log in run.logs if not runs or name in runs else ():
                 if fault := judge(log):
-                    return Finding("fail", f"run {name}: {fault}", log)
+                    return HostFinding("fail", f"run {name}: {fault}", log)
                 seen = log if seen is None and fault is not None else seen
-        return Finding("n/a", nothing) if seen is None else Finding("pass", "", seen)
+        return HostFinding("n/a", nothing) if seen is None else HostFinding("pass", "", seen)
 
     return check
 
@@ -298,16 +298,16 @@ def cancels(log: PluginLog, kind: str, path: str, *, never: str = "") -> str | N
 def carries_on(run: str) -> Check:
     """The host does the same in this run as in the plain one."""
 
-    def check(trial: Trial) -> Finding:
+    def check(trial: Trial) -> HostFinding:
         plain, other = trial["plain"], trial.get(run)
         needed = "called" if run in NEED_CALL else "frame"
         if other is None or not any(log.of(needed) for log in plain.logs):
-            return Finding("n/a", "the host sent no call" if needed == "called" else NOTHING_SENT)
+            return HostFinding("n/a", "the host sent no call" if needed == "called" else NOTHING_SENT)
         did, usual = _did(other), _did(plain)
         log = other.logs[0] if other.logs else None
         if did != usual:
-            return Finding("fail", f"run {run}: the host {did}; in the plain run it {usual}", log)
-        return Finding("pass", "", log)
+            return HostFinding("fail", f"run {run}: the host {did}; in the plain run it {usual}", log)
+        return HostFinding("pass", "", log)
 
     return check
 

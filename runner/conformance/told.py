@@ -14,7 +14,7 @@ import struct
 import time
 from typing import Final
 
-from runner.conformance.host_checks import Entry, PluginLog
+from runner.conformance.host_checks import PluginLog, ToldEntry
 
 CHANNELS: Final = 2  # processes of the stand-in that can be heard at once
 _TOLD_BYTES: Final = 1 << 20  # of one process. What it tells beyond that is not kept
@@ -54,7 +54,7 @@ class ToldProcess:
 
     def __init__(self) -> None:
         self.closed: float | None = None
-        self.entries: list[Entry] = []
+        self.entries: list[ToldEntry] = []
         self._line = bytearray()
         self._size = 0
 
@@ -69,7 +69,7 @@ class ToldProcess:
         if entry is not None:
             self.entries.append(entry)
 
-    def _entry(self, line: bytes) -> Entry | None:
+    def _entry(self, line: bytes) -> ToldEntry | None:
         """None for what has not the shape of a record. The first is a start, and no other is."""
         try:
             record = json.loads(line)
@@ -80,7 +80,7 @@ class ToldProcess:
         if wanted is None or not isinstance(when, float) or bool(self.entries) is (what == "start"):
             return None
         fits = all(isinstance(record.get(key), kind) for key, kind in wanted.items())
-        return Entry(what, when, record) if fits else None
+        return ToldEntry(what, when, record) if fits else None
 
 
 class ToldListener:

@@ -93,15 +93,15 @@ STAND_IN: Final = check.StandIn(
     program="stand_in",
     about="It is the plugin stand_in, with a screen and a command of that name.",
     replies={
-        _INIT: check.Reply(check.result_of({"name": "stand_in", "version": "0.1.0"}), opening=True),
-        _RENDER: check.Reply(
+        _INIT: check.StandInReply(check.result_of({"name": "stand_in", "version": "0.1.0"}), opening=True),
+        _RENDER: check.StandInReply(
             check.result_of({"buffer": {**_VIEWPORT, "cells": []}}), call=True, other=_ERROR
         ),
-        _CLI: check.Reply(
+        _CLI: check.StandInReply(
             check.result_of({"stdout": "$large", "stderr": "", "exit_code": 0}), call=True, other=_ERROR
         ),
-        _SHUTDOWN: check.Reply(check.result_of({}), exits=True),
-        "*": check.Reply(check.error_of(-32601)),
+        _SHUTDOWN: check.StandInReply(check.result_of({}), exits=True),
+        "*": check.StandInReply(check.error_of(-32601)),
     },
     rules=check.number_rules("ainb", "plugin contract v2", _ROWS),
     runs=("plain", "pieces", "extra", "large", "stderr", "error", "asks", "silent", "stubborn"),

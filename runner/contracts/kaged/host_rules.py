@@ -78,7 +78,7 @@ _ROWS: Final[tuple[check.Row, ...]] = (
     ("A plugin that does not exit is ended.", "shutdown", check.ends_it()),
 )
 
-_CALL: Final = check.Reply(
+_CALL: Final = check.StandInReply(
     check.result_of({"text": "$large"}), call=True, other={"error": check.error_of(-32000)}
 )
 
@@ -88,14 +88,14 @@ STAND_IN: Final = check.StandIn(
     program="plugin",
     about="It is the plugin stand-in with the tool echo, for any object, and the hook on_session_start.",
     replies={
-        "initialize": check.Reply(
+        "initialize": check.StandInReply(
             _initialized("stand-in"), opening=True, other={"impostor": _initialized("somebody-else")}
         ),
         _TOOL: _CALL,
-        _HOOK: check.Reply(check.result_of({}), call=True, other={"error": check.error_of(-32000)}),
-        "health.check": check.Reply(check.result_of({"status": "ok"})),
-        "shutdown": check.Reply(check.result_of({"status": "ok"}), exits=True),
-        "*": check.Reply(check.error_of(-32601)),
+        _HOOK: check.StandInReply(check.result_of({}), call=True, other={"error": check.error_of(-32000)}),
+        "health.check": check.StandInReply(check.result_of({"status": "ok"})),
+        "shutdown": check.StandInReply(check.result_of({"status": "ok"}), exits=True),
+        "*": check.StandInReply(check.error_of(-32601)),
     },
     rules=check.number_rules("kaged", "Plugin Interface Reference", _ROWS),
     runs=tuple(name for name in check.RUNS if name != "modern"),

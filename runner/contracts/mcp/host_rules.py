@@ -103,10 +103,10 @@ STAND_IN: Final = check.StandIn(
     program="bin/server",
     about="It is the server stand-in with one tool, echo, which takes any object.",
     replies={
-        "server/discover": check.Reply(
+        "server/discover": check.StandInReply(
             check.error_of(-32601), opening=True, other={"modern": _modern(**_DISCOVERED)}
         ),
-        "initialize": check.Reply(
+        "initialize": check.StandInReply(
             _initialized("$params.protocolVersion"),
             opening=True,
             other={
@@ -114,16 +114,16 @@ STAND_IN: Final = check.StandIn(
                 "modern": check.error_of(-32022, data={"supported": list(MODERN), "requested": "older"}),
             },
         ),
-        "tools/list": check.Reply(
+        "tools/list": check.StandInReply(
             check.result_of({"tools": [_TOOL]}), other={"modern": _modern(tools=[_TOOL], **_CACHE)}
         ),
-        "tools/call": check.Reply(
+        "tools/call": check.StandInReply(
             check.result_of(_CONTENT),
             call=True,
             other={"error": check.error_of(-32603), "modern": _modern(**_CONTENT)},
         ),
-        "ping": check.Reply(check.result_of({})),
-        "*": check.Reply(check.error_of(-32601)),
+        "ping": check.StandInReply(check.result_of({})),
+        "*": check.StandInReply(check.error_of(-32601)),
     },
     rules=check.number_rules("mcp", "MCP specification", _ROWS),
     runs=tuple(check.RUNS),

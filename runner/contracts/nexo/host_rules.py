@@ -75,16 +75,16 @@ STAND_IN: Final = check.StandIn(
     program="plugin",
     about="Its id is stand_in, and it has one tool, stand_in_echo, which takes any object.",
     replies={
-        "initialize": check.Reply(
+        "initialize": check.StandInReply(
             _initialized("stand_in"), opening=True, other={"impostor": _initialized("somebody_else")}
         ),
-        "tool.invoke": check.Reply(
+        "tool.invoke": check.StandInReply(
             check.result_of({"content": [{"type": "text", "text": "$large"}], "is_error": False}),
             call=True,
             other={"error": check.error_of(-33403)},
         ),
-        "shutdown": check.Reply(check.result_of({"ok": True}), exits=True),
-        "*": check.Reply(check.error_of(-32601)),
+        "shutdown": check.StandInReply(check.result_of({"ok": True}), exits=True),
+        "*": check.StandInReply(check.error_of(-32601)),
     },
     rules=check.number_rules("nexo", "Plugin Contract", _ROWS),
     runs=tuple(name for name in check.RUNS if name != "modern"),

@@ -61,10 +61,10 @@ STAND_IN: Final = check.StandIn(
     program="plugin",
     about="It has one tool, echo, which takes any object.",
     replies={
-        "handshake": check.Reply(
+        "handshake": check.StandInReply(
             _handshake("stand_in"), opening=True, other={"impostor": _handshake("somebody_else")}
         ),
-        "request": check.Reply(
+        "request": check.StandInReply(
             _response(status="ok", output={"text": "$large"}),
             call=True,
             exits=True,

@@ -103,15 +103,15 @@ STAND_IN: Final = check.StandIn(
     program="bin/plugin",
     about="It is the package runner/stand-in 0.1.0 with one export: the tool echo, which takes any object.",
     replies={
-        "hello": check.Reply(
+        "hello": check.StandInReply(
             _hello("runner/stand-in"), opening=True, other={"impostor": _hello("some/other")}
         ),
-        "request": check.Reply(
+        "request": check.StandInReply(
             _response(status="succeeded", result={"content": [{"type": "text", "text": "$large"}]}),
             call=True,
             other={"error": _response(status="failed", error={"code": "tool.refused", "message": "refused"})},
         ),
-        "shutdown": check.Reply(exits=True),
+        "shutdown": check.StandInReply(exits=True),
     },
     rules=check.number_rules("vai", "Plugin System", _ROWS),
     runs=("plain", "pieces", "extra", "large", "stderr", "error", "silent", "stubborn", "impostor"),
