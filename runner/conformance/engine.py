@@ -115,6 +115,11 @@ class _Trial:
     def verdicts(self, untried: str) -> tuple[Verdict, ...]:
         """All of them. `untried`: the reason for a rule that was not tried."""
         for rule in self._book.rules:
+            if rule.unless is not None and [f"${each}" in self._facts for each in rule.unless] == [
+                True,
+                False,
+            ]:
+                self._conclude(rule, "n/a", self._book.excuse)
             if rule.watch is not None and (fault := self._faults.get(rule.watch)) is not None:
                 self._conclude(rule, "fail", *fault)
             elif rule.watch is not None and self._messages:

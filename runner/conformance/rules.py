@@ -81,6 +81,8 @@ class TriedRule(NamedTuple):
     own: bool = False  # in a process of its own; otherwise after the handshake, where others were tried
     after_handshake: bool = True
     needs: tuple[str, ...] = ()  # facts without which it does not apply
+    # It does not apply to a plugin of which the first fact is known in the end, and the second is not.
+    unless: tuple[str, str] | None = None
 
 
 # How a message of a plugin is sorted: an answer and what it answers; a request, to be answered with
@@ -102,6 +104,7 @@ class RuleBook(NamedTuple):
     # What is known from the manifest and from a call that succeeds. None: there is none.
     facts: Callable[[Plugin | None, Call | None], dict[str, Any]]
     missing: Mapping[str, str] = {}  # fact -> why rules that need it do not apply
+    excuse: str = ""  # why rules with `unless` do not apply
     make_id: Callable[[int], Any] = int
 
 

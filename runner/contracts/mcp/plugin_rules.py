@@ -77,6 +77,7 @@ _BLOCKS = (
     {"type": "resource_link", "uri": str},
 )
 _HAS_TOOLS, _HAS_CALL = {"needs": ("tools capability",)}, {"needs": ("tool",)}
+_LEGACY = {**FIRST, "unless": ("modern", "version")}
 _MODERN_SERVER = {**FIRST, "needs": ("modern",)}
 _CALL = request("tools/call", {"name": "$tool", "arguments": "$input"})
 
@@ -130,7 +131,7 @@ _RULES = numbered(
         "initialize is answered with protocolVersion, capabilities and serverInfo.",
         _START,
         ask("initialize", _INITIALIZE, _INITIALIZED),
-        FIRST,
+        _LEGACY,
     ),
     (
         "Asked for a version that it has named itself, the server agrees on it.",
@@ -146,9 +147,9 @@ _RULES = numbered(
             initialize("1999-01-01", frozenset()),
             {"protocolVersion": lambda said: "" if said != "1999-01-01" else "there is no such version"},
         ),
-        FIRST,
+        _LEGACY,
     ),
-    ("A ping before initialize is answered.", _START, ask("ping", None, object), FIRST),
+    ("A ping before initialize is answered.", _START, ask("ping", None, object), _LEGACY),
     ("notifications/initialized is not answered.", _BASE, _ALIVE, OWN),
     ("A ping is answered with an object.", _PING, ask("ping", None, dict)),
     (
@@ -325,4 +326,5 @@ BOOK = RuleBook(
         "result of the call": "the call did not succeed",
         "modern": f"it does not speak {MODERN[0]}",
     },
+    excuse=f"it speaks {MODERN[0]} only",
 )

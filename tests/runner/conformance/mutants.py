@@ -355,5 +355,10 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
     "ainb": _AINB,
     "vai": _VAI,
 }
-# Changes that break nothing.
-HONEST: Mapping[str, Mutant] = {"mcp": Mutant(0, "out", "modern(m)")}
+# Changes that break nothing: both eras, and the newer one only.
+HONEST: Mapping[str, tuple[Mutant, ...]] = {
+    "mcp": (
+        Mutant(0, "out", "modern(m)"),
+        Mutant(-1, "out", """modern(m); r.get("method") in ("initialize", "ping") and fail(m, -32601)"""),
+    )
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -113,6 +114,7 @@ class TestEachBook:
             except MissingFact:
                 continue
             assert isinstance(mismatch(filled, value), str)
+            assert all(isinstance(mismatch(each, value), str) for each in _functions(filled))
         assert isinstance(book.shape(value), str)
         book.sort(value)
 
@@ -133,6 +135,17 @@ def _patterns(name: str) -> tuple[TrialFacts, list[Any]]:
     return facts, [
         each for each in {id(each): each for each in found}.values() if not _is_about_checked(each)
     ]
+
+
+def _functions(pattern: Any) -> Iterator[Any]:
+    """The functions in a pattern, which are reached only if all before them match."""
+    if isinstance(pattern, dict):
+        pattern = list(pattern.values())
+    if isinstance(pattern, (list, tuple)):
+        for each in pattern:
+            yield from _functions(each)
+    elif callable(pattern) and not isinstance(pattern, type):
+        yield pattern
 
 
 def _is_about_checked(pattern: Any) -> bool:
