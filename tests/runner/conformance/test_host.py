@@ -84,7 +84,7 @@ def cases_of(fault: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("contract", ("rune", "vai"))  # one of each framing
+@pytest.mark.parametrize("contract", ["rune", "vai"])  # one of each framing
 def test_a_wrong_call_is_told_and_a_right_one_is_not(contract: str) -> None:
     assert broken(try_small_host(contract, "", "")) == []
     report = try_small_host(contract, "call", "")
