@@ -15,7 +15,8 @@ import sys
 import time
 from typing import Any
 
-SECONDS = 3.0  # for an answer
+SECONDS = 60.0  # for an answer
+SHORT_SECONDS = 2.0  # with faults after which none comes
 GRACE = {"rune": 0.6, "nexo": 1.1, "vai": 0.5, "kaged": 2.1, "ainb": 5.1, "mcp": 0.5}
 ASKED = {"nexo": -32603, "ainb": -32001}  # the error that answers a plugin's request
 RPC: dict[str, Any] = {"jsonrpc": "2.0"}
@@ -139,7 +140,9 @@ class SmallHost:
         """The next message."""
         assert self.plugin.stdout is not None
         while (message := self.cut()) is None:
-            if not select.select([self.plugin.stdout], [], [], SECONDS)[0]:
+            if not select.select(
+                [self.plugin.stdout], [], [], SHORT_SECONDS if self.fault in ("mute", "stderr") else SECONDS
+            )[0]:
                 raise TimeoutError
             chunk = os.read(self.plugin.stdout.fileno(), 1 << 16)
             if not chunk:

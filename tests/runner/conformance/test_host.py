@@ -120,6 +120,7 @@ def test_a_host_that_keeps_all_rules(contract: str) -> None:
 
 
 @pytest.mark.launches
+@pytest.mark.needs("user")
 @pytest.mark.usefixtures("nothing_left")
 def test_the_runner_is_seen_from_inside_its_cage(runner_as_user: Caller) -> None:
     """Its own folder is read-only there, without sockets or FIFOs. A host may start it caged, too."""
@@ -133,10 +134,10 @@ def test_the_runner_is_seen_from_inside_its_cage(runner_as_user: Caller) -> None
 @pytest.mark.launches
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("contract", contract_names())
-def test_the_runner_keeps_the_rules_of_hosts(runner: Caller, contract: str) -> None:
-    report = run_host(contract, runner.command("call", *CALLS[contract]))
+def test_the_runner_keeps_the_rules_of_hosts(runner_as: Caller, contract: str) -> None:
+    report = run_host(contract, runner_as.command("call", *CALLS[contract]))
     assert broken(report) == [], "\n".join(as_text(report))
-    exec_words = " ".join(runner.command("exec", "{folder}"))
+    exec_words = " ".join(runner_as.command("exec", "{folder}"))
     report = try_small_host(contract, "", command=exec_words)
     assert broken(report) == [], "\n".join(as_text(report))
 
