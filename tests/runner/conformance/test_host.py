@@ -137,6 +137,8 @@ def test_the_runner_is_seen_from_inside_its_cage(runner_as_user: Caller) -> None
 def test_the_runner_keeps_the_rules_of_hosts(runner_as: Caller, contract: str) -> None:
     report = run_host(contract, runner_as.command("call", *CALLS[contract]))
     assert broken(report) == [], "\n".join(as_text(report))
+    if runner_as.name != "root":
+        return  # the small host gives its plugin no variables, and a user's runner needs its own
     exec_words = " ".join(runner_as.command("exec", "{folder}"))
     report = try_small_host(contract, "", command=exec_words)
     assert broken(report) == [], "\n".join(as_text(report))
