@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 GROUPS = {
     "run": ("exec", "run", "call", "tools"),
     "serve": ("serve", "gateway", "worker", "ps", "logs", "ctl", "binding"),
-    "look": ("check", "explain", "plan", "contracts"),
+    "look": ("check", "conformance", "explain", "plan", "contracts"),
     "allow": ("allow", "learn"),
     "write": ("new", "schema", "package", "keygen"),
     "operate": ("doctor", "state", "completion"),

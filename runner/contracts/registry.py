@@ -12,6 +12,8 @@ from sandbox.speed.typed import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from runner.conformance.host_checks import StandIn
+    from runner.conformance.rules import RuleBook
     from runner.contracts.contract import Contract, ContractOption, ContractVerb, LaunchFault
     from runner.plugin import Plugin
     from runner.protocol.dialect import Dialect, Setting
@@ -63,6 +65,24 @@ def make_inspector(contract: Contract, setting: Setting) -> Inspector:
     `exec --inspect`."""
     made: Inspector = _module(contract, "inspector").make(setting)
     return made
+
+
+def plugin_rules(contract: Contract) -> RuleBook | None:
+    """The rules that `runner conformance` tries a plugin by: BOOK in the contract's plugin_rules.py. None: it
+    has written none down."""
+    if not look.isfile(os.path.join(_FOLDER, contract.name, "plugin_rules.py")):
+        return None
+    book: RuleBook = _module(contract, "plugin_rules").BOOK
+    return book
+
+
+def host_stand_in(contract: Contract) -> StandIn | None:
+    """The stand-in with which `runner conformance` tries a host: STAND_IN in the contract's host_rules.py.
+    None: it has none."""
+    if not look.isfile(os.path.join(_FOLDER, contract.name, "host_rules.py")):
+        return None
+    stand_in: StandIn = _module(contract, "host_rules").STAND_IN
+    return stand_in
 
 
 def manifest_schema(contract: Contract) -> dict[str, object]:

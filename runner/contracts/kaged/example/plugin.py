@@ -18,13 +18,13 @@ class Refused(Exception):
 
 
 def greet(params):
-    name = params["name"].strip()  # the host has checked the type against the schema
-    if not name:
-        raise Refused(-32000, "name is blank")
+    name = params.get("name")
+    if not isinstance(name, str) or not name.strip():
+        raise Refused(-32602, "name has to be a text that is not blank")
     number = count(params)["greeted"] + 1
     with open(COUNT_FILE, "w") as file:
         file.write(str(number))
-    return {"greeting": f"{config.get('greeting', 'Hello')}, {name}!"}
+    return {"greeting": f"{config.get('greeting', 'Hello')}, {name.strip()}!"}
 
 
 def count(params):
@@ -63,8 +63,9 @@ for line in sys.stdin:  # the host closes it to end the plugin
     try:
         request = json.loads(line)
     except ValueError as error:
-        sys.exit(f"the host sent a line that is not JSON: {error}")  # goes to stderr
-    if "id" not in request or "method" not in request:
+        print(f"the host sent a line that is not JSON: {error}", file=sys.stderr)
+        continue
+    if not isinstance(request, dict) or "id" not in request or "method" not in request:
         continue  # a notification: initialized
     message = {"jsonrpc": "2.0", "id": request["id"]}
     try:

@@ -67,8 +67,9 @@ for line in sys.stdin:  # its end is the end of the session
     try:
         request = json.loads(line)
     except ValueError as error:
-        sys.exit(f"the client sent a line that is not JSON: {error}")  # goes to stderr
-    if "id" in request and "method" in request:  # neither a notification nor an answer
+        print(f"the client sent a line that is not JSON: {error}", file=sys.stderr)
+        continue
+    if isinstance(request, dict) and "id" in request and "method" in request:  # not a notification
         message = {"jsonrpc": "2.0", "id": request["id"]}
         try:
             message["result"] = answer(request["method"], request.get("params") or {})

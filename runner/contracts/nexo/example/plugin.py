@@ -61,8 +61,9 @@ for line in sys.stdin:  # its end is a shutdown without a word
     try:
         request = json.loads(line)
     except ValueError as error:
-        sys.exit(f"the host sent a line that is not JSON: {error}")  # goes to stderr
-    if "id" not in request or "method" not in request:
+        print(f"the host sent a line that is not JSON: {error}", file=sys.stderr)
+        continue
+    if not isinstance(request, dict) or "id" not in request or "method" not in request:
         continue  # a notification, or an answer: this plugin asks nothing
     message = {"jsonrpc": "2.0", "id": request["id"]}
     try:

@@ -1,0 +1,198 @@
+"""runner conformance: try a plugin by each rule of its contract."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from runner.cli.call import configured, read_secrets
+from runner.cli.shared.json_option import read_json_option
+from runner.cli.shared.options import (
+    add_command_invocation,
+    add_config,
+    add_contract_options,
+    add_launch,
+    add_secrets,
+    invocation_of,
+    is_command,
+)
+from runner.cli.shared.text import say
+from runner.conformance.report import ConformanceReport, Verdict, as_json, as_junit, as_text
+from runner.contracts.registry import contract_names, find_contract, plugin_rules
+from runner.outcome import EXIT, USAGE_ERROR
+from runner.protocol.secrets import Secrets
+from sandbox.document.diagnostic import did_you_mean, printable, quoted
+from sandbox.units import parse_limit
+
+if TYPE_CHECKING:
+    from runner.conformance.rules import RuleBook
+    from runner.contracts.contract import Contract
+    from runner.protocol.dialect import Call
+
+NAME = "conformance"
+HELP = "try a plugin, in its cage, by each rule of its contract"
+EXAMPLE = """runner conformance CONTRACT ./my-plugin --call greet --input '{"name": "you"}'"""
+PASSES_ARGUMENTS = True
+
+_BROKEN = 1  # exit status: at least one rule
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_rules(parser)
+    parser.add_argument("manifest", metavar="MANIFEST", help="the plugin's manifest, or the folder it is in")
+    parser.add_argument(
+        "--server", metavar="NAME", help="which plugin of a manifest that lists several servers"
+    )
+    add_launch(parser)
+    add_config(parser)
+    add_secrets(parser)
+    add_contract_options(parser, "call")
+    parser.usage = f"{parser.prog} [options] CONTRACT MANIFEST [-- ARGS]"
+    parser.usage += f"\n       {parser.prog} [options] CONTRACT [--host] -- COMMAND"
+
+
+def add_command_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_rules(parser)
+    add_command_invocation(parser)
+
+
+def _add_rules(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "rules", metavar="CONTRACT", help=f"whose rules: {', '.join(contract_names())}; see runner contracts"
+    )
+    parser.add_argument(
+        "--call",
+        metavar="NAME",
+        help="a call that succeeds, for the rules about calls: a tool, …",
+    )
+    parser.add_argument("--input", metavar="JSON|@FILE|-", help="its input")
+    parser.add_argument("--kind", metavar="KIND", help="what NAME names, as for runner call")
+    parser.add_argument(
+        "--timeout", metavar="TIME", default="10s", help="for each answer and for the exit; default: 10s"
+    )
+    parser.add_argument(
+        "--host",
+        action="store_true",
+        help="try a host: COMMAND is its command, with {manifest}, {folder} or {command} where the plugin "
+        "goes; --deadline limits each of its runs (default: 60s)",
+    )
+    parser.add_argument("--format", choices=("text", "json", "junit"), default="text", help="default: text")
+    parser.set_defaults(secrets=None)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.host:
+        return _try_host(args)
+    try:
+        contract, book = _rules(args.rules)
+        args.contract = None if is_command(args) else args.rules
+        invocation, config = configured(invocation_of(args))
+        seconds = _seconds(args.timeout)
+        call = _call(args, contract)
+        secrets = read_secrets(args) or Secrets()
+    except ValueError as error:
+        say(f"runner conformance: {printable(str(error))}")
+        return USAGE_ERROR
+    from runner.cli.live.conformance import try_on_trio
+    from runner.conformance.subject import prepare_subject
+    from runner.exceptions import PluginError, PluginFailure
+
+    try:
+        subject = prepare_subject(invocation, contract, call, config, secrets)
+        verdicts = try_on_trio(book, subject, seconds)
+    except (PluginError, PluginFailure) as failed:
+        lines = failed.explanation if isinstance(failed, PluginFailure) else ()
+        say("\n".join(lines or (f"runner: {printable(f'{failed.outcome.code}: {failed.outcome.message}')}",)))
+        return EXIT[failed.outcome.code]
+    name = " ".join(args.arguments) if is_command(args) else args.manifest
+    report = ConformanceReport(contract.name, "plugin", name, without_secrets(subject.secrets, verdicts))
+    print_report(report, args.format)
+    return EXIT["ok"] if report.ok else _BROKEN
+
+
+def _try_host(args: argparse.Namespace) -> int:
+    from runner.conformance.host import DEADLINE_SECONDS, HostCommandFault, run_host
+
+    try:
+        contract = find_contract(_known(args.rules))
+        if not is_command(args):
+            raise ValueError(
+                "write the host's command behind --: runner conformance CONTRACT --host -- COMMAND"
+            )
+        given = [each.value for each in args.limits if each.name == "deadline"]
+        deadline = float(parse_limit("deadline", given[-1])) if given else DEADLINE_SECONDS
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the host ends too
+        report = run_host(contract.name, args.arguments, deadline=deadline)
+    except (ValueError, HostCommandFault) as error:
+        say(f"runner conformance: {printable(str(error))}")
+        return USAGE_ERROR
+    print_report(report, args.format)
+    return EXIT["ok"] if report.ok else _BROKEN
+
+
+def print_report(report: ConformanceReport, form: str) -> None:
+    if form == "json":
+        print(as_json(report))
+    elif form == "junit":
+        print(as_junit(report), end="")
+    else:
+        say("\n".join(as_text(report)), sys.stdout)
+
+
+def _rules(name: str) -> tuple[Contract, RuleBook]:
+    """Raises ValueError."""
+    contract = find_contract(_known(name))
+    book = plugin_rules(contract)
+    if book is None:
+        raise ValueError(f"the contract {name} has no rules that a plugin can be tried by")
+    return contract, book
+
+
+def _known(name: str) -> str:
+    """The name of a contract. Raises ValueError."""
+    known = contract_names()
+    if name not in known:
+        near = did_you_mean(name, known)
+        raise ValueError(
+            f"there is no contract {quoted(name)}; {near or 'there are'} {', '.join(known)}; write"
+            " runner conformance CONTRACT MANIFEST"
+        )
+    return name
+
+
+def _seconds(word: str) -> float:
+    """Raises ValueError."""
+    try:
+        return float(parse_limit("call", word))
+    except ValueError as error:
+        raise ValueError(f"--timeout {word}: {error}") from None
+
+
+def _call(args: argparse.Namespace, contract: Contract) -> Call | None:
+    """Raises ValueError."""
+    from runner.protocol.dialect import Call
+
+    given = read_json_option("--input", args.input)
+    kind = args.kind or next(iter(contract.calls))
+    if args.call is None:
+        if given is not None or args.kind is not None:
+            raise ValueError("--input and --kind belong to a call: name it with --call")
+        return None
+    if kind not in contract.calls:
+        raise ValueError(f"--kind {kind}: the contract {contract.name} has {', '.join(contract.calls)}")
+    return Call(kind, args.call, given)
+
+
+def without_secrets(secrets: Secrets, verdicts: tuple[Verdict, ...]) -> tuple[Verdict, ...]:
+    """The verdicts, with no secret in what was said."""
+    if not secrets:
+        return verdicts
+    return tuple(
+        each._replace(
+            reason=secrets.hide(each.reason),
+            exchange=tuple(line._replace(text=secrets.hide(line.text)) for line in each.exchange),
+        )
+        for each in verdicts
+    )

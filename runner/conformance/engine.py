@@ -1,0 +1,131 @@
+"""Tries a plugin by each rule of its contract, and returns the verdicts.
+
+Rules that do not disturb each other share a process. A rule that was broken ends it, and the next rule is
+tried with a new one: the verdict on a rule does not depend on the rules before it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from runner.conformance.conversation import RawConversation, RuleBroken, converse
+from runner.conformance.report import Result, Transcript, TranscriptLine, Verdict
+from runner.conformance.rules import MissingFact, RuleBook, TrialFacts, TriedRule, Watch
+from runner.conformance.subject import TrialSubject
+
+ANSWER_SECONDS = 10.0  # for each answer, unless the operator says otherwise
+_ANSWERS_TOGETHER = 30  # the whole trial may take as long as this many answers that do not come
+
+
+async def try_plugin(
+    book: RuleBook, subject: TrialSubject, seconds: float = ANSWER_SECONDS
+) -> tuple[Verdict, ...]:
+    """The verdict on each rule, in the order of the book. Raises PluginFailure if the plugin cannot be
+    launched."""
+    trial = _Trial(book, subject, seconds)
+    most = seconds * _ANSWERS_TOGETHER
+    with trio.move_on_after(most):
+        await trial.run()
+    return trial.verdicts(f"it was not tried: the whole trial took more than {most:g} s")
+
+
+class _Trial:
+    def __init__(self, book: RuleBook, subject: TrialSubject, seconds: float) -> None:
+        self._book, self._launch, self._seconds = book, subject.launch, seconds
+        self._facts = TrialFacts(book.facts(subject.plugin, subject.call), book.make_id)
+        self._verdicts: dict[str, Verdict] = {}  # by the rule's id
+        self._faults: dict[Watch, tuple[str, tuple[TranscriptLine, ...]]] = {}
+        self._messages = 0
+        self._unready = ""  # why there is no handshake
+
+    async def run(self) -> None:
+        rules = [each for each in self._book.rules if each.watch is None]
+        waiting = deque(each for each in rules if not each.own)
+        while waiting and not self._unready:
+            async with self._conversation() as talk:
+                if await self._is_ready(talk):
+                    while waiting and await self._try(waiting.popleft(), talk):
+                        pass
+        for rule in (*waiting, *(each for each in rules if each.own)):
+            if rule.after_handshake and self._unready:
+                self._conclude(rule, "n/a", self._unready)
+                continue
+            async with self._conversation() as talk:
+                if not rule.after_handshake or await self._is_ready(talk):
+                    await self._try(rule, talk)
+                else:
+                    self._conclude(rule, "n/a", self._unready)
+
+    @asynccontextmanager
+    async def _conversation(self) -> AsyncIterator[RawConversation]:
+        async with converse(self._launch, self._book, self._facts, self._seconds) as talk:
+            try:
+                yield talk
+            finally:
+                self._messages += talk.count
+        for watch, fault in talk.faults.items():
+            self._faults.setdefault(watch, fault)
+
+    async def _is_ready(self, talk: RawConversation) -> bool:
+        try:
+            await talk.run(self._book.handshake)
+        except RuleBroken as broken:
+            self._unready = f"it comes after the handshake, which failed: {broken}"
+        except MissingFact as missing:
+            self._unready = self._why_missing(str(missing))
+        return not self._unready
+
+    async def _try(self, rule: TriedRule, talk: RawConversation) -> bool:
+        """Try a rule. Returns whether others can be tried in the same process."""
+        began = trio.current_time()
+        self._facts.forget_ids()
+        if not rule.own:
+            talk.transcript = Transcript()
+        result: Result = "pass"
+        reason = next((self._why_missing(each) for each in rule.needs if f"${each}" not in self._facts), "")
+        if reason:
+            self._conclude(rule, "n/a", reason)
+            return True
+        try:
+            await talk.run(rule.steps)
+        except RuleBroken as broken:
+            result, reason = "fail", str(broken)
+        except MissingFact as missing:
+            result, reason = "n/a", self._why_missing(str(missing))
+        self._conclude(rule, result, reason, talk.transcript.lines, trio.current_time() - began)
+        return result != "fail"
+
+    def _why_missing(self, fact: str) -> str:
+        return self._book.missing.get(fact, f"{fact} is not known")
+
+    def _conclude(
+        self,
+        rule: TriedRule,
+        result: Result,
+        reason: str,
+        exchange: tuple[TranscriptLine, ...] = (),
+        seconds: float = 0.0,
+    ) -> None:
+        self._verdicts[rule.rule.id] = Verdict(rule.rule, result, reason, exchange, seconds)
+
+    def verdicts(self, untried: str) -> tuple[Verdict, ...]:
+        """All of them. `untried`: the reason for a rule that was not tried."""
+        for rule in self._book.rules:
+            if rule.unless is not None and [f"${each}" in self._facts for each in rule.unless] == [
+                True,
+                False,
+            ]:
+                self._conclude(rule, "n/a", self._book.excuse)
+            if rule.watch is not None and (fault := self._faults.get(rule.watch)) is not None:
+                self._conclude(rule, "fail", *fault)
+            elif rule.watch is not None and self._messages:
+                self._conclude(rule, "pass", "")
+            elif rule.watch is not None:
+                self._conclude(rule, "n/a", "it wrote no message")
+        return tuple(
+            self._verdicts.get(rule.rule.id, Verdict(rule.rule, "fail", untried)) for rule in self._book.rules
+        )

@@ -1,0 +1,327 @@
+"""How a contract writes down the rules that its plugins are tried by: what is sent, and what must be seen.
+
+A message is JSON. In it, and in patterns, "$name" stands for a fact about the plugin, and "#name" for an id
+that is new in each trial. A pattern is compared with an answer (`mismatch`):
+
+    str, int, dict, list, bool, None     a value of that type
+    {"a": P, "b?": Q}                    an object with `a`, and perhaps `b`; it may have more keys
+    [P]                                  an array of any length, in which each element matches P
+    (P, Q)                               one of these
+    a function                           returns what is wrong with the value, or ''
+    anything else                        exactly this value
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
+
+from runner.conformance.report import ContractRule
+from runner.plugin import Plugin
+from runner.protocol.dialect import Call
+from runner.protocol.framing import Framing
+from runner.protocol.wire import encode
+from sandbox.document.diagnostic import cut, printable
+from sandbox.speed.value import NamedTuple
+
+PAD = "$pad"  # in a message: a text that makes its frame as long as `Say.size`
+_FIRST_ID = 100
+
+
+class Say(NamedTuple):
+    """Send a message."""
+
+    message: Any  # JSON; bytes are sent as they are, without a frame
+    size: int = 0  # bytes of the frame, without newline or header; 0: whatever it takes
+    pieces: int = 1  # that it is written in
+
+
+class See(NamedTuple):
+    """Wait for the answer to a request."""
+
+    to: Any  # what it answers, as RuleBook.sort names it
+    pattern: Any = object
+    keep: tuple[tuple[str, str], ...] = ()  # fact -> where it is in the answer: "result.tools"
+    alone: bool = False  # an answer to nothing, before it, is a fault
+    or_exit: bool = False  # the plugin may exit instead
+
+
+class Check(NamedTuple):
+    """Compare what was kept. Nothing is sent."""
+
+    fact: str | tuple[str, ...]  # several facts are one object
+    pattern: Any
+
+
+class CloseInput(NamedTuple):
+    """Close the plugin's stdin."""
+
+
+class SeeExit(NamedTuple):
+    """Wait until the plugin has exited."""
+
+    statuses: tuple[int, ...] = (0,)  # empty: any
+
+
+Step = Say | See | Check | CloseInput | SeeExit
+
+UNANSWERED = See(None, alone=True, or_exit=True)  # nothing is answered until the plugin exits
+
+# Rules that every message of a plugin is held against, in all trials: it is one ("message"), it has the right
+# shape ("shape"), and it answers something that was asked, once ("answer").
+Watch = Literal["message", "shape", "answer"]
+
+
+class TriedRule(NamedTuple):
+    """A rule, and how a plugin is tried by it."""
+
+    rule: ContractRule
+    steps: tuple[Step, ...] = ()
+    watch: Watch | None = None  # it has no steps
+    own: bool = False  # in a process of its own; otherwise after the handshake, where others were tried
+    after_handshake: bool = True
+    needs: tuple[str, ...] = ()  # facts without which it does not apply
+    # It does not apply to a plugin of which the first fact is known in the end, and the second is not.
+    unless: tuple[str, str] | None = None
+
+
+# How a message of a plugin is sorted: an answer and what it answers; a request, to be answered with
+# RuleBook.reply; or neither.
+Sort = tuple[Literal["answer", "request", "other"], Any]
+
+
+class RuleBook(NamedTuple):
+    """The rules of a contract."""
+
+    framing: Framing
+    encode: Callable[[bytes], bytes]  # a frame with its newline or header
+    rules: tuple[TriedRule, ...]
+    handshake: tuple[Step, ...]
+    sort: Callable[[Any], Sort]
+    asks: Callable[[Any], Any]  # what a message that is sent asks for, as `sort` names it; None: nothing
+    shape: Callable[[Any], str]  # returns what is wrong with a message, or ''
+    reply: Callable[[Any], Any]  # the answer to a plugin's own request, or None
+    # What is known from the manifest and from a call that succeeds. None: there is none.
+    facts: Callable[[Plugin | None, Call | None], dict[str, Any]]
+    missing: Mapping[str, str] = {}  # fact -> why rules that need it do not apply
+    excuse: str = ""  # why rules with `unless` do not apply
+    make_id: Callable[[int], Any] = int
+
+
+def numbered(contract: str, *rules: tuple[Any, ...]) -> tuple[TriedRule, ...]:
+    """Number the rules of a contract from 01. Each is (sentence, place, steps or watch, {other fields}?)."""
+    made = []
+    for number, (text, place, what, *more) in enumerate(rules, 1):
+        rule = ContractRule(f"{contract}-{number:02}", text, place)
+        fields = dict(more[0]) if more else {}
+        fields["watch" if isinstance(what, str) else "steps"] = what
+        made.append(TriedRule(rule, **fields))
+    return tuple(made)
+
+
+CALL_MISSING = "name a call that succeeds: --call NAME --input JSON"  # a reason for RuleBook.missing
+OWN = {"own": True}  # fields of rules
+FIRST = {"own": True, "after_handshake": False}  # tried in place of the handshake, or before it
+
+
+# --- messages and patterns ----------------------------------------------------------------------------------
+
+
+class MissingFact(Exception):
+    """A message names a fact that is not known. The text is its name."""
+
+
+class TrialFacts(dict[str, Any]):
+    """What is known about the plugin: "$name" -> value. An id, "#name", is made when it is first used."""
+
+    def __init__(self, known: Mapping[str, Any], make_id: Callable[[int], Any]) -> None:
+        super().__init__({f"${name}": value for name, value in known.items()})
+        self._make_id, self._last = make_id, _FIRST_ID
+
+    def __missing__(self, name: str) -> Any:
+        if not name.startswith("#"):
+            raise MissingFact(name[1:])
+        self._last += 1
+        made = self[name] = self._make_id(self._last)
+        return made
+
+    def forget_ids(self) -> None:
+        """Called before each trial."""
+        for name in [each for each in self if each.startswith("#")]:
+            del self[name]
+
+
+def fill(value: Any, facts: TrialFacts) -> Any:
+    """The value with its facts and ids filled in. Raises MissingFact."""
+    if isinstance(value, str) and value[:1] in ("$", "#") and value not in ("$", "#", PAD):
+        return facts[value]
+    if isinstance(value, dict):
+        return {key: fill(each, facts) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(fill(each, facts) for each in value)
+    return value
+
+
+def body_of(say: Say, facts: TrialFacts) -> bytes:
+    """The bytes of a message, without its frame. Raises MissingFact."""
+    message = fill(say.message, facts)
+    if not say.size:
+        return encode(message)
+    short = encode(fill_pad(message, ""))
+    return encode(fill_pad(message, "x" * (say.size - len(short))))
+
+
+def fill_pad(value: Any, text: str) -> Any:
+    if value == PAD:
+        return text
+    return {key: fill_pad(each, text) for key, each in value.items()} if isinstance(value, dict) else value
+
+
+def find(value: Any, path: str) -> Any:
+    """What is at "a.b" in an object, or None. "" is the object itself."""
+    for key in path.split(".") if path else ():
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
+
+
+_TYPES: Mapping[Any, str] = {
+    str: "a string",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    dict: "an object",
+    list: "an array",
+    None: "null",
+}
+
+
+def mismatch(pattern: Any, value: Any, where: str = "") -> str:
+    """Returns what is wrong with a value, or ''. `where`: it is in the answer."""
+    at = where or "the answer"
+    if pattern is object:
+        return ""
+    if isinstance(pattern, type) or pattern is None:
+        return "" if _is_of(value, pattern) else f"{at} is {shown(value)}, and not {_TYPES[pattern]}"
+    if isinstance(pattern, tuple):
+        faults = [mismatch(each, value, where) for each in pattern]
+        return "" if "" in faults else "; ".join(dict.fromkeys(faults))
+    if isinstance(pattern, dict):
+        if not isinstance(value, dict):
+            return f"{at} is {shown(value)}, and not an object"
+        return next(filter(None, (_member(key, each, value, where) for key, each in pattern.items())), "")
+    if isinstance(pattern, list):
+        if not isinstance(value, list):
+            return f"{at} is {shown(value)}, and not an array"
+        each = (mismatch(pattern[0], one, f"{where}[{number}]") for number, one in enumerate(value))
+        return next(filter(None, each), "")
+    if callable(pattern):
+        fault = pattern(value)
+        return f"{at}: {fault}" if fault else ""
+    if type(pattern) is type(value) and pattern == value:
+        return ""
+    return f"{at} is {shown(value)}, and not {shown(pattern)}"
+
+
+def _member(key: str, pattern: Any, value: dict[str, Any], where: str) -> str:
+    name = key.removesuffix("?")
+    place = f"{where}.{name}" if where else name
+    if name not in value:
+        return "" if name != key else f"{place} is missing"
+    return mismatch(pattern, value[name], place)
+
+
+def contains(names: Iterable[str]) -> Callable[[Any], str]:
+    """A pattern: an array with all of these."""
+    wanted = sorted(names)
+
+    def check(value: Any) -> str:
+        if not isinstance(value, list):
+            return "it is not an array"
+        return next((f"{shown(each)} is missing" for each in wanted if each not in value), "")
+
+    return check
+
+
+def within(names: Iterable[str]) -> Callable[[Any], str]:
+    """A pattern: an array that has nothing else than these."""
+    known = sorted(names)
+
+    def check(value: Any) -> str:
+        if not isinstance(value, list):
+            return "it is not an array"
+        return next((f"{shown(each)} is not declared" for each in value if each not in known), "")
+
+    return check
+
+
+def not_blank(value: Any) -> str:
+    """A pattern."""
+    return "" if isinstance(value, str) and value.strip() else "it has to be a text that is not blank"
+
+
+def _is_of(value: Any, kind: Any) -> bool:
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return value is None if kind is None else isinstance(value, kind)
+
+
+def shown(value: Any, most: int = 80) -> str:
+    """A value of the peer as JSON, of at most so many characters and safe to print."""
+    return printable(cut(encode(value).decode(), most))
+
+
+# --- JSON-RPC -----------------------------------------------------------------------------------------------
+
+
+def request(method: str, params: Any = None, as_id: Any = "#1") -> dict[str, Any]:
+    made = {"jsonrpc": "2.0", "id": as_id, "method": method}
+    return made if params is None else {**made, "params": params}
+
+
+def notice(method: str, params: Any = None) -> dict[str, Any]:
+    made = request(method, params)
+    del made["id"]
+    return made
+
+
+def ask(method: str, params: Any, result: Any, as_id: str = "#1", **see: Any) -> tuple[Step, ...]:
+    """A request whose answer is a result of this shape."""
+    return Say(request(method, params, as_id)), See(as_id, {"result": result}, **see)
+
+
+def refused(method: str, params: Any, code: Any = int, as_id: str = "#1", **see: Any) -> tuple[Step, ...]:
+    """A request whose answer is an error with this code."""
+    return Say(request(method, params, as_id)), See(as_id, {"error": {"code": code}}, **see)
+
+
+def sort_rpc(value: Any) -> Sort:
+    if not isinstance(value, dict):
+        return "other", None
+    if "method" in value:
+        return ("request", value["id"]) if value.get("id") is not None else ("other", None)
+    return ("answer", value.get("id")) if {"id", "result", "error"} & value.keys() else ("other", None)
+
+
+def rpc_asks(message: Any) -> Any:
+    return message.get("id") if "method" in message else None
+
+
+def rpc_shape(value: Any) -> str:
+    """Returns what is wrong with a message of JSON-RPC 2.0, or ''."""
+    if not isinstance(value, dict):
+        return f"a message is {shown(value)}, and not an object"
+    if value.get("jsonrpc") != "2.0":
+        return f'jsonrpc is {shown(value.get("jsonrpc"))}, and not "2.0"'
+    if "method" in value:
+        return mismatch({"method": str, "params?": (dict, list, None)}, value)
+    if ("result" in value) == ("error" in value):
+        return "an answer has both result and error, or neither"
+    return mismatch({"error?": {"code": int, "message": str}}, value)
+
+
+def no_such_method(value: Any) -> Any:
+    """The answer to a plugin's request for something that is not offered."""
+    error = {"code": -32601, "message": "this host offers nothing during a trial"}
+    return {"jsonrpc": "2.0", "id": value.get("id"), "error": error}

@@ -1,0 +1,213 @@
+"""The rules of kaged's interface that a plugin is tried by: see runner/conformance/rules.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import runner
+from runner.conformance.rules import (
+    CALL_MISSING,
+    FIRST,
+    OWN,
+    PAD,
+    Check,
+    CloseInput,
+    RuleBook,
+    Say,
+    See,
+    SeeExit,
+    Step,
+    ask,
+    contains,
+    no_such_method,
+    not_blank,
+    notice,
+    numbered,
+    refused,
+    request,
+    rpc_asks,
+    rpc_shape,
+    sort_rpc,
+    within,
+)
+from runner.contracts.kaged.calls import KEY
+from runner.contracts.kaged.declared import declared_by
+from runner.contracts.kaged.dialect import FRAME_LIMIT
+from runner.contracts.kaged.hooks import PREFIX
+from runner.contracts.kaged.terms import API_VERSION
+from runner.plugin import Plugin
+from runner.protocol.dialect import Call
+from runner.protocol.frames import line
+from runner.protocol.framing import LineFraming
+
+_DOC = "Plugin Interface Reference"
+_RPC, _MANIFEST = f"{_DOC}, JSON-RPC Protocol", f"{_DOC}, Plugin Manifest"
+_FLOOD = 100  # requests at once
+
+_INITIALIZE = {
+    "daemon_version": runner.__version__,
+    "api_version": API_VERSION,
+    "plugin_name": "$plugin name",
+    "storage_available": False,
+    "projects": ["trial"],
+    "config": "$config",
+}
+_ANSWER = {
+    "name": str,
+    "version": not_blank,
+    "api_version": int,
+    "methods": [str],
+    "notifications": [str],
+    "capabilities_used": [str],
+}
+_HANDSHAKE: tuple[Step, ...] = (
+    *ask("initialize", _INITIALIZE, dict, keep=(("about", "result"),)),
+    Say(notice("initialized", {})),
+)
+_CONTEXT = {
+    "operator_id": "trial",
+    "project_id": "trial",
+    "agent_path": "primary",
+    "session_id": "trial",
+    "request_id": "trial",
+}
+_ALIVE = refused("trial.no_such_method", {}, int, "#alive", alone=True)
+_CALLED = {"needs": ("method",)}
+
+
+def _unreserved(methods: Any) -> str:
+    listed = methods if isinstance(methods, list) else ()
+    odd = [each for each in listed if str(each).startswith(("kaged.", "system."))]
+    return f"{odd[0]!r:.80} begins with a reserved prefix" if odd else ""
+
+
+def _facts(plugin: Plugin | None, call: Call | None) -> dict[str, Any]:
+    known: dict[str, Any] = {"plugin name": "trial", "config": {}}
+    if plugin is not None:
+        declared = declared_by(plugin)
+        known |= {"plugin name": plugin.id, "id": plugin.id, "own version": plugin.version}
+        known |= {"config": declared.defaults, "declared methods": contains(declared.methods)}
+        known |= {"declared notifications": within(declared.notifications)}
+        known |= {"declared capabilities": within(plugin.capabilities)}
+        if "on_session_start" in declared.hooks:
+            known["hook"] = f"{PREFIX}on_session_start"
+    if call is not None:
+        known["method"] = call.name
+        if call.kind == "tool" and plugin is not None and not call.name.startswith(f"{plugin.id}."):
+            known["method"] = f"{plugin.id}.{call.name}"
+        elif call.kind == "hook":
+            known["method"] = PREFIX + call.name
+        known["params"] = {**(call.input if isinstance(call.input, dict) else {}), KEY: _CONTEXT}
+    return known
+
+
+_NO_MANIFEST = "a command has no manifest to compare with"
+
+_RULES = numbered(
+    "kaged",
+    (
+        "initialize is answered with name, version, api_version and three arrays of names.",
+        _RPC,
+        ask("initialize", _INITIALIZE, _ANSWER),
+        FIRST,
+    ),
+    ("name is that of the manifest.", _MANIFEST, (Check("about", {"name?": "$id"}),)),
+    ("version is that of the manifest.", _MANIFEST, (Check("about", {"version?": "$own version"}),)),
+    (f"api_version is {API_VERSION}, as asked.", _RPC, (Check("about", {"api_version?": API_VERSION}),)),
+    (
+        "methods has every method of the manifest.",
+        _MANIFEST,
+        (Check("about", {"methods?": "$declared methods"}),),
+    ),
+    ("No method begins with kaged. or system.", _RPC, (Check("about", {"methods?": _unreserved}),)),
+    (
+        "notifications has nothing that the manifest does not list.",
+        _MANIFEST,
+        (Check("about", {"notifications?": "$declared notifications"}),),
+    ),
+    (
+        "capabilities_used has nothing that the manifest does not list.",
+        f"{_DOC}, Capabilities",
+        (Check("about", {"capabilities_used?": "$declared capabilities"}),),
+    ),
+    ("initialized is not answered.", _RPC, _ALIVE, OWN),
+    ("health.check is answered with a result.", _RPC, ask("health.check", {}, object)),
+    (
+        "A request for a method that does not exist is answered with the error -32601.",
+        "JSON-RPC 2.0 §5.1",
+        refused("trial.no_such_method", {}, -32601),
+    ),
+    (
+        "A notification that does not exist is not answered.",
+        "JSON-RPC 2.0 §4.1",
+        (Say(notice("trial.notice", {})), *_ALIVE),
+    ),
+    ("A call is answered with a result.", _RPC, ask("$method", "$params", object), _CALLED),
+    (
+        "Parameters of the wrong type are answered, with a result or an error.",
+        _RPC,
+        (Say(request("$method", {"": [], KEY: _CONTEXT})), See("#1")),
+        _CALLED,
+    ),
+    (
+        "The hook on_session_start is answered with null, or an object whose inject is a text.",
+        _MANIFEST,
+        ask("$hook", {KEY: _CONTEXT}, (None, {"inject?": str})),
+        {"needs": ("hook",)},
+    ),
+    (
+        "A request that arrives in pieces is answered.",
+        _RPC,
+        (Say(request("health.check", {}), pieces=7), See("#1")),
+    ),
+    (
+        f"A request of {FRAME_LIMIT} bytes is answered.",
+        _RPC,
+        (Say(request("trial.no_such_method", {"pad": PAD}), size=FRAME_LIMIT), See("#1")),
+    ),
+    (
+        f"{_FLOOD} requests at once are all answered.",
+        _RPC,
+        (
+            *(Say(request("trial.no_such_method", {}, f"#{number}")) for number in range(_FLOOD)),
+            *(See(f"#{number}") for number in range(_FLOOD)),
+        ),
+    ),
+    (
+        "A line that is not JSON does not end the plugin.",
+        "JSON-RPC 2.0 §5.1",
+        (Say(b"this is not JSON\n"), *refused("trial.no_such_method", {})),
+    ),
+    ("shutdown is answered with a result.", _RPC, ask("shutdown", {}, object), OWN),
+    (
+        "After shutdown, the plugin exits with status 0.",
+        f"{_MANIFEST}, shutdown_timeout_sec",
+        (Say(request("shutdown", {})), See("#1"), SeeExit()),
+        OWN,
+    ),
+    ("The end of stdin ends the plugin.", _RPC, (CloseInput(), SeeExit(())), OWN),
+    ("stdout carries nothing but lines of JSON, of at most 4 MiB.", _RPC, "message"),
+    ("Each message is one of JSON-RPC 2.0.", _RPC, "shape"),
+    ("Each answer is to a request, and there is one.", _RPC, "answer"),
+)
+
+BOOK = RuleBook(
+    framing=LineFraming(FRAME_LIMIT),
+    encode=line,
+    rules=_RULES,
+    handshake=_HANDSHAKE,
+    sort=sort_rpc,
+    asks=rpc_asks,
+    shape=rpc_shape,
+    reply=no_such_method,
+    facts=_facts,
+    missing={
+        "id": _NO_MANIFEST,
+        "own version": _NO_MANIFEST,
+        "declared methods": _NO_MANIFEST,
+        "declared notifications": _NO_MANIFEST,
+        "declared capabilities": _NO_MANIFEST,
+        "hook": "no manifest declares this hook of it",
+        "method": CALL_MISSING,
+    },
+)
