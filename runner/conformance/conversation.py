@@ -110,11 +110,14 @@ class RawConversation:
             if (asked := self._book.asks(fill(step.message, self.facts))) is not None:
                 self._asked.add(encode(asked))
             raw = self._book.encode(body_of(step, self.facts))
+        await self._send(raw, step.pieces)
+
+    async def _send(self, raw: bytes, pieces: int = 1) -> None:
         self.transcript.sent(raw)
-        size = -(-len(raw) // step.pieces)
+        size = -(-len(raw) // pieces)
         for start in range(0, len(raw), size):
             await self._write(raw[start : start + size])
-            if step.pieces > 1:
+            if pieces > 1:
                 await self._see_read()
 
     async def _write(self, raw: bytes) -> None:
@@ -146,7 +149,8 @@ class RawConversation:
             value, kind, answered = self._judge(frame)
             key = encode(answered)
             if kind == "request" and (answer := self._book.reply(value)) is not None:
-                await self._say(Say(answer))
+                # Not as a step: the plugin's own id may look like a fact.
+                await self._send(self._book.encode(encode(answer)))
             if kind != "answer":
                 continue
             if key == wanted and key in self._asked:
@@ -159,7 +163,7 @@ class RawConversation:
                 self._early[key] = value
             self._check_answer(answered, value)
         ended = await self._end()
-        if not step.or_exit:
+        if not step.or_exit or self._cell.has_ended is None:
             raise RuleBroken(f"{ended}, and did not answer")
 
     def _take_answer(self, step: See, value: Any) -> None:

@@ -209,7 +209,7 @@ def mismatch(pattern: Any, value: Any, where: str = "") -> str:
         if not isinstance(value, dict):
             return f"{at} is {shown(value)}, and not an object"
         return next(filter(None, (_member(key, each, value, where) for key, each in pattern.items())), "")
-    if isinstance(pattern, list):
+    if isinstance(pattern, list) and pattern:
         if not isinstance(value, list):
             return f"{at} is {shown(value)}, and not an array"
         each = (mismatch(pattern[0], one, f"{where}[{number}]") for number, one in enumerate(value))

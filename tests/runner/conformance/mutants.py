@@ -359,6 +359,13 @@ MUTANTS: Mapping[str, tuple[Mutant, ...]] = {
 HONEST: Mapping[str, tuple[Mutant, ...]] = {
     "mcp": (
         Mutant(0, "out", "modern(m)"),
+        # The id of a request to the host looks like a fact of the engine.
+        Mutant(
+            -2,
+            "got",
+            """r.get("method") == "ping" and """
+            """say({"jsonrpc": "2.0", "id": "$evil", "method": "roots/list"})""",
+        ),
         Mutant(-1, "out", """modern(m); r.get("method") in ("initialize", "ping") and fail(m, -32601)"""),
     )
 }

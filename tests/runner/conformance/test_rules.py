@@ -54,6 +54,8 @@ JSON = st.recursive(
         ([int], [1, 2], ""),
         ({"a": [int]}, {"a": [1, "x"]}, 'a[1] is "x", and not an integer'),
         ([int], {}, "the answer is {}, and not an array"),
+        ([], [], ""),
+        ([], [1], "the answer is [1], and not []"),
         ((str, None), None, ""),
         ((str, None), 5, "the answer is 5, and not a string; the answer is 5, and not null"),
         ({"a": contains(["x", "y"])}, {"a": ["x"]}, 'a: "y" is missing'),

@@ -77,7 +77,11 @@ class Trials:
     async def broken(self, mutant: Mutant | None) -> set[str]:
         """The rules that it breaks."""
         verdicts = await try_plugin(self.book, self.subject(self.folder(mutant)), SECONDS)
-        return {f"{each.rule.id}: {each.reason}" for each in verdicts if each.result == "fail"}
+        return {
+            f"{each.rule.id}: {each.reason}"
+            for each in verdicts
+            if each.result == "fail" or each.reason.endswith("is not known")
+        }
 
     async def wrong(self, mutants: Sequence[Mutant]) -> dict[int, set[str]]:
         """What mutants were told, where that is not what they should be told."""
@@ -101,7 +105,7 @@ def _is_program(path: Path) -> bool:
     return path.read_bytes().startswith(b"#!")
 
 
-QUICK = {"rune": (9,), "mcp": (14,)}  # mutants that the default tier tries
+QUICK = {"rune": (9,), "mcp": (-2, 14)}  # mutants that the default tier tries
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.broad) for name in contract_names()]
 
 
@@ -123,7 +127,7 @@ def test_a_starter_keeps_every_rule(name: str, runner_as: Caller, plugin_dir: Pa
 
 @pytest.mark.parametrize("name", QUICK)
 def test_a_mutant_is_told_its_rule(name: str, plugin_dir: Path, sessions: None) -> None:
-    mutants = [each for each in MUTANTS[name] if each.number in QUICK[name]]
+    mutants = [each for each in (*HONEST.get(name, ()), *MUTANTS[name]) if each.number in QUICK[name]]
     assert trio.run(Trials(name, plugin_dir).wrong, mutants) == {}
 
 
@@ -179,6 +183,8 @@ def test_a_flood_ends_a_trial_and_not_the_runner(runner_as: Caller) -> None:
     assert done.returncode == 1
     [suite] = ElementTree.fromstring(done.stdout)
     told = {case.attrib["name"][:6]: case[0].attrib.get("message", "") for case in suite}
-    assert told["mcp-01"].startswith("it wrote more than") and told["mcp-27"].startswith("it wrote more than")
+    assert told["mcp-01"].startswith("it wrote more than")
+    # Which of both comes first depends on how much the first read brings.
+    assert told["mcp-27"].startswith(("it wrote more than", "something else than a message came on stdout"))
     assert told["mcp-06"].startswith("it comes after the handshake, which failed")
     assert len(done.stdout) < 100_000
