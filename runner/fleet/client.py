@@ -7,7 +7,6 @@ async with open_client(read_address("nats://127.0.0.1:4222")) as fleet:
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import secrets
 import time
@@ -23,10 +22,11 @@ from nats.js.api import Header
 from runner.fleet import names
 from runner.fleet.connection import Connected, FleetAddress, NoFleet, connect, words_of
 from runner.fleet.entries import LedgerEntry, decode_entry
-from runner.fleet.messages import BadMessage, FleetCall, encode_call
+from runner.fleet.messages import BadMessage, FleetCall, decode_call, encode_call
 from runner.fleet.streams import NO_STREAMS, read_bucket
 from runner.ledger.rows import digest
 from runner.outcome import Outcome
+from runner.protocol import wire
 from runner.serve.desk import CallAnswer
 from runner.serve.refusal import STATUS, Refused, outcome_error
 from sandbox.speed.value import NamedTuple
@@ -117,10 +117,7 @@ class FleetClient:
 
     async def _on_progress(self, message: Msg) -> None:
         if (tell := self._progress.get(message.subject.rpartition(".")[2])) is not None:
-            try:
-                value = json.loads(message.data)
-            except ValueError:
-                return
+            value = _json(message.data)
             if isinstance(value, dict):
                 tell(value)
 
@@ -187,6 +184,7 @@ class FleetClient:
     async def submit(self, plugin: FleetPlugin, call: FleetCall) -> None:
         """Store a durable call, and do not wait for its answer. Raises Refused and NoFleet."""
         await self._submit(plugin, call, self._encoded(call))
+        self._ends.pop(call.key, None)
 
     async def cancel(self, call: str) -> None:
         await self.nc.publish(names.cancel(self._user, names.key_of(call)), b"")
@@ -210,7 +208,7 @@ class FleetClient:
         given = digest([call.input, dict(call.context or {})]).digest
         event = self._ends.setdefault(call.key, asyncio.Event())
         pause, again, number = _FIRST_LOOK_SECONDS, _AGAIN_SECONDS, 0
-        since = time.monotonic()
+        since, lost = time.monotonic(), False
         try:
             while True:
                 try:
@@ -224,11 +222,13 @@ class FleetClient:
                     entry = await self.result(call.id)
                 except NoFleet:
                     entry = None
-                if entry is not None and entry.state == "ended" and entry.document is not None:
-                    if (entry.record or {}).get("input_digest", given) != given:
+                found = None if entry is None or entry.state != "ended" else _answer_of(entry._asdict())
+                if entry is not None and found is not None:
+                    same = (entry.plugin, entry.tool) == (call.plugin, call.tool)
+                    if not same or (entry.record or {}).get("input_digest", given) != given:
                         message = f"the id {call.id} belongs to another call"
                         raise Refused(409, "key_reused", message, "use a new key for each call")
-                    return CallAnswer(entry.status, entry.document)
+                    return found
                 if told:
                     pause = _FIRST_LOOK_SECONDS  # the server that answered does not know it yet
                 if plugin is not None and time.monotonic() - since > again:
@@ -236,22 +236,37 @@ class FleetClient:
                     begun = entry is not None and entry.state == "began"
                     if entry is None or (begun and not await self._still_runs(entry.worker, call)):
                         await self._store_again(plugin, call, number)
-                # A call that began in time may take as long as its contract lets it.
-                running = entry is not None and entry.state == "began"
-                if time.time() > call.deadline + _GRACE_SECONDS and not running:
-                    return _failed(
-                        call, "timeout", "deadline", "no worker ended the call before its deadline"
-                    )
+                if time.time() > call.deadline + _GRACE_SECONDS:
+                    if entry is None or entry.state != "began":
+                        return _failed(
+                            call, "timeout", "deadline", "no worker ended the call before its deadline"
+                        )
+                    # A call that began in time may take as long as its contract lets it. One that nobody runs
+                    # is looked for once more: it may have ended after we looked.
+                    if await self._still_runs(entry.worker, call):
+                        lost = False
+                    elif lost:
+                        return _lost(call, entry.worker)
+                    else:
+                        lost = True
         finally:
             self._ends.pop(call.key, None)
 
     def _encoded(self, call: FleetCall) -> bytes:
+        """What a worker would not take is not sent: nobody would answer it. Raises Refused."""
         try:
-            return encode_call(call)
+            raw = encode_call(call)
         except BadMessage as bad:
             raise Refused(
                 413, "call_too_large", str(bad), "send less, or let the plugin read it itself"
             ) from None
+        except (TypeError, ValueError, RecursionError) as error:
+            raise Refused(400, "invalid_call", f"the call is not JSON: {error}") from None
+        try:
+            decode_call(raw, time.time())
+        except BadMessage as bad:
+            raise Refused(400, "invalid_call", f"no worker would take the call: {bad}") from None
+        return raw
 
     @contextmanager
     def _heard(self, key: str, on_progress: OnProgress | None) -> Iterator[None]:
@@ -298,7 +313,7 @@ class FleetClient:
     async def _request(self, plugin: FleetPlugin, call: FleetCall, raw: bytes) -> CallAnswer:
         for number in range(_BUSY_TRIES):
             answer = await self._ask_once(plugin, call, raw)
-            if answer is not None and _cause(answer) != "no_slot":
+            if answer is not None and not _is_full(answer):
                 return answer
             await asyncio.sleep(0.02 * number)  # it came to a worker that had just become full
         return answer or _no_worker(plugin, call)
@@ -334,7 +349,7 @@ class FleetClient:
                     return _no_worker(plugin, call)
                 found = _json(message.data)
                 if isinstance(found, dict) and "document" in found:
-                    return CallAnswer(int(found["status"]), found["document"], found.get("headers", {}))
+                    return _answer_of(found) or _no_answer(call, worker)
                 if isinstance(found, dict) and isinstance(found.get("worker"), str):
                     worker = found["worker"]
         except asyncio.CancelledError:
@@ -401,6 +416,17 @@ def _text(value: Any) -> str:
     return value[:_MOST_TEXT] if isinstance(value, str) else ""
 
 
+def _answer_of(found: Mapping[str, Any]) -> CallAnswer | None:
+    """In the shape that callers rely on. None: a worker said something else."""
+    status, document, headers = found.get("status"), found["document"], found.get("headers")
+    if not isinstance(status, int) or not isinstance(document, dict):
+        return None
+    if status != 200 and not isinstance(document.get("error"), dict):
+        return None
+    pairs = headers.items() if isinstance(headers, dict) else ()
+    return CallAnswer(status, document, {key: value for key, value in pairs if isinstance(value, str)})
+
+
 def _number(value: Any) -> float:
     usable = isinstance(value, int | float) and math.isfinite(value)
     return value if usable else 0
@@ -459,13 +485,20 @@ def _lost(call: FleetCall, worker: str) -> CallAnswer:
     return _failed(call, "crashed", "worker_lost", message, hint, execution_outcome="unknown")
 
 
-def _cause(answer: CallAnswer) -> str:
-    return str(answer.document.get("error", {}).get("cause", ""))
+def _no_answer(call: FleetCall, worker: str) -> CallAnswer:
+    message = f"the worker {worker} answered with something that is no answer"
+    return _failed(call, "internal", "no_answer", message, execution_outcome="unknown")
+
+
+def _is_full(answer: CallAnswer) -> bool:
+    """Whether the worker had no place. A plugin can choose the cause of its errors, and not their code."""
+    error = answer.document.get("error", {}) if not answer.is_ok else {}
+    return (error.get("code"), error.get("cause")) == ("overloaded", "no_slot")
 
 
 def _json(raw: bytes) -> Any:
     try:
-        return json.loads(raw)
+        return wire.decode(raw)
     except ValueError:
         return None
 

@@ -16,8 +16,9 @@ import os
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import lru_cache
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import nats
 import nats.errors
@@ -57,12 +58,17 @@ class FleetAddress(NamedTuple):
     @property
     def salt(self) -> bytes:
         """What only this user knows. Clients of one user have the same."""
-        return hashlib.sha256(
-            f"runner fleet {self.password or self.nkey or self.credentials}".encode()
-        ).digest()
+        return _salt(self.user, self.password or self.nkey, self.credentials or self.key)
 
     def __repr__(self) -> str:
         return f"FleetAddress({', '.join(self.servers)}, {self.user})"
+
+
+@lru_cache(16)
+def _salt(user: str, secret: str, path: str) -> bytes:
+    """Slowly: what it marks is seen by others, who could try passwords."""
+    raw = secret.encode() if secret or not path else read_bounded(path)
+    return hashlib.scrypt(raw, salt=f"runner fleet {user}".encode(), n=1 << 14, r=8, p=1)
 
 
 def read_address(word: str) -> FleetAddress:
@@ -71,7 +77,7 @@ def read_address(word: str) -> FleetAddress:
         return _read_file(word)
     parts = word.split(",")
     found = urlsplit(parts[0])
-    user, password = found.username or ANYONE, found.password or ""
+    user, password = unquote(found.username or ANYONE), unquote(found.password or "")
     servers = tuple(_without_user(each) for each in parts)
     return _checked(FleetAddress(servers, user, password))
 
@@ -81,7 +87,7 @@ def _without_user(url: str) -> str:
         found = urlsplit(url)
         port = f":{found.port or 4222}"
     except ValueError as error:
-        raise ValueError(f"{url}: {error}") from None
+        raise ValueError(f"{url.rpartition('@')[2]}: {error}") from None
     host = found.hostname or ""
     if found.scheme not in ("nats", "tls") or not host:
         raise ValueError(f"{found.scheme}://{host}: write nats://HOST:PORT or tls://HOST:PORT, or a file")

@@ -7,9 +7,10 @@ async with runner.fleet.library.open_fleet("nats://127.0.0.1:4222") as fleet:
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, get_args
 
 import trio
 
@@ -20,7 +21,7 @@ from runner.fleet.connection import FleetAddress, NoFleet, read_address
 from runner.fleet.crossing import AsyncioThread, open_asyncio_thread
 from runner.library import Result
 from runner.lifecycle.exceptions import Overloaded, UnknownPlugin
-from runner.outcome import EXIT, Code, Outcome
+from runner.outcome import EXIT, Code, Outcome, Phase
 from runner.protocol.dialect import Identity, Refusal
 from runner.serve.desk import CallAnswer
 from runner.serve.refusal import Refused
@@ -105,9 +106,10 @@ def result_of(answer: CallAnswer) -> Result:
     if answer.is_ok:
         return Result(document.get("value"), Identity("", ""), {}, "", document.get("invocation"))
     error = document.get("error", {})
-    code: Code = error.get("code") if error.get("code") in EXIT else "internal"
-    message, cause, hint = (str(error.get(key, "")) for key in ("message", "cause", "hint"))
-    outcome = Outcome(code, error.get("phase") or "call", message, cause, hint)
+    given, message, cause, hint = (str(error.get(key, "")) for key in ("code", "message", "cause", "hint"))
+    code: Code = next((known for known in EXIT if known == given), "internal")
+    phase: Phase = next((known for known in get_args(Phase) if known == error.get("phase")), "call")
+    outcome = Outcome(code, phase, message, cause, hint)
     failure: PluginError | PluginFailure
     if code in ("plugin_error", "invalid_call"):
         kind = PluginError if code == "plugin_error" else InvalidCall
@@ -115,7 +117,7 @@ def result_of(answer: CallAnswer) -> Result:
         failure.outcome = outcome
     elif code == "overloaded":
         after = answer.headers.get("Retry-After", "1")
-        failure = Overloaded(outcome, float(after) if after.isdigit() else 1.0)
+        failure = Overloaded(outcome, float(after) if re.fullmatch("[0-9]{1,6}", after) else 1.0)
     else:
         known = ("error", "id", "invocation", "data")
         failure = FleetFailure(outcome, {key: value for key, value in document.items() if key not in known})

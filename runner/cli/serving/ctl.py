@@ -113,7 +113,7 @@ def _act_on_fleet(args: argparse.Namespace) -> int:
     elif action == "show":
         print(json.dumps(with_fleet(args.fleet, operate.dead_letter, name), indent=2))
     elif action == "repeat":
-        print(with_fleet(args.fleet, operate.repeat, name))
+        print(printable(with_fleet(args.fleet, operate.repeat, name)))
     elif action == "cancel":
         with_fleet(args.fleet, lambda it: it.cancel(name))
     else:
