@@ -40,6 +40,7 @@ _MOST_LOOK_SECONDS = 5.0
 _BUSY_TRIES = 5
 _SUBMIT_SECONDS = 30.0
 _FULL = (10077, 10054, 10023)
+_NO_JETSTREAM = 10039  # for this account
 _KNOWN_SECONDS = 2.0  # that a list of workers counts
 _MOST_PLUGINS = 2000  # of a worker
 _MOST_TEXT = 1000
@@ -133,7 +134,10 @@ class FleetClient:
         except nats.js.errors.NotFoundError:
             raise NoFleet(NO_STREAMS.format(f"KV_{names.WORKERS}")) from None
         except (nats.errors.Error, TimeoutError) as error:
-            raise NoFleet(f"the servers do not list the workers: {words_of(error)}") from None
+            hint = ""
+            if isinstance(error, nats.js.errors.APIError) and error.err_code == _NO_JETSTREAM:
+                hint = '; is this user in an account of its own? Then its file needs api = "runner.api"'
+            raise NoFleet(f"the servers do not list the workers: {words_of(error)}{hint}") from None
         rows = [row for raw in found.values() if (row := presence_of(raw)) is not None]
         self._listed = time.monotonic(), rows
         return rows
@@ -373,7 +377,7 @@ class FleetClient:
             if answer == b"running":
                 return worker
         # One that is gone, or has begun again under its name, may have had it.
-        same = now and set(now) == before
+        same = set(now) == before
         return None if same and all(answer == b"unknown" for answer in said) else ""
 
     async def _ask_worker(self, worker: str, call: FleetCall) -> bytes:

@@ -4,6 +4,7 @@
     user = "alice"                 # as the servers' permissions name it
     password = "@alice.password"   # a file that only its owner can read; or nkey = "@…", or credentials = "…"
     ca = "ca.pem"                  # for tls://; with certificate and key if the servers ask for them
+    api = "runner.api"             # for a submitter that has an account of its own: policies/nats/fleet.conf
 
 The rules for the file are those of a policy: one that another user can write is not used.
 """
@@ -38,7 +39,7 @@ _CONNECT_SECONDS = 15.0
 _CLOSE_SECONDS = 2
 _ATTEMPTS = 20  # to reach each server again
 _PENDING_BYTES = 8 << 20  # that wait to be sent
-_KEYS = ("servers", "user", "password", "nkey", "credentials", "ca", "certificate", "key")
+_KEYS = ("servers", "user", "password", "nkey", "credentials", "ca", "certificate", "key", "api")
 
 
 class NoFleet(Exception):
@@ -54,6 +55,7 @@ class FleetAddress(NamedTuple):
     ca: str = ""
     certificate: str = ""
     key: str = ""
+    api: str = "$JS.API"  # where JetStream answers; a submitter's account has another name for it
 
     @property
     def salt(self) -> bytes:
@@ -133,6 +135,8 @@ def _checked(address: FleetAddress) -> FleetAddress:
         raise ValueError(
             f"user {address.user!a}: it is a part of subjects, so only letters, digits, _, -, ~ and @"
         )
+    if not all(map(is_token, address.api.removeprefix("$").split("."))):
+        raise ValueError(f'api {address.api!a}: it is a subject, such as "runner.api"')
     if sum(map(bool, (address.password, address.nkey, address.credentials))) > 1:
         raise ValueError("password, nkey, credentials: only one of them")
     return address
@@ -214,7 +218,7 @@ async def connect(
         for task in (connecting, refusing):
             task.cancel()
     try:
-        yield Connected(nc, nc.jetstream(timeout=API_SECONDS), address)
+        yield Connected(nc, nc.jetstream(timeout=API_SECONDS, prefix=address.api), address)
     finally:
         await _close(nc)
 

@@ -69,8 +69,9 @@ class WorkerOptions(NamedTuple):
 class _Running:
     """A call that this worker has."""
 
-    def __init__(self, message: Msg | None) -> None:
+    def __init__(self, message: Msg | None = None, reply: str = "") -> None:
         self.message = message  # of the stream; the newest, if it came again
+        self.reply = reply  # where somebody waits
         self.inner: asyncio.Task[Performed] | None = None
         self.ended_by: Outcome | None = None  # why it was cancelled
         self.reported = 0  # pieces of progress
@@ -209,6 +210,8 @@ class FleetWorker:
             for running in list(self._running.values()):
                 if running.message is not None:
                     await _quietly(running.message.in_progress())
+                elif running.reply:
+                    await self._say_that_it_runs(running.reply)
 
     def presence(self) -> dict[str, Any]:
         held = {
@@ -389,22 +392,27 @@ class FleetWorker:
             )
             await self._answer(message, CallAnswer(STATUS[outcome.code], outcome_error(outcome, id=call.id)))
             return
-        self._running[place] = _Running(None)
+        self._running[place] = _Running(reply=message.reply)
         self._start(self._serve_waited(message, user, call, offer), place)
 
     async def _serve_waited(self, message: Msg, user: str, call: FleetCall, offer: Offer) -> None:
         running = self._running[user, call.key]
-        await _quietly(self._nc.publish(message.reply, json.dumps({"worker": self._options.name}).encode()))
+        await self._say_that_it_runs(message.reply)
         began = time.time()
         done = self._refusal(user, call, offer)
         if done is None:
             done = await self._perform(running, user, call, offer, None)
+        running.reply = ""
         await self._answer(message, done.answer)
         self._counts["done"] += 1
         record = self._record(user, call, offer, done, began, 1)
         # Of its own, because a durable call may have the same id.
         subject = names.record(user, f"waited~{secrets.token_hex(12)}")
         await _quietly(self._js.publish(subject, json.dumps(record).encode()))
+
+    async def _say_that_it_runs(self, reply: str) -> None:
+        """Also for servers: one forgets the way back to another account that nobody uses for a minute."""
+        await _quietly(self._nc.publish(reply, json.dumps({"worker": self._options.name}).encode()))
 
     async def _answer(self, message: Msg, answer: CallAnswer) -> None:
         document = {"status": answer.status, "document": answer.document, "headers": dict(answer.headers)}
