@@ -7,7 +7,6 @@ async with open_client(read_address("nats://127.0.0.1:4222")) as fleet:
 from __future__ import annotations
 
 import asyncio
-import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
@@ -44,6 +43,7 @@ _NO_JETSTREAM = 10039  # for this account
 _KNOWN_SECONDS = 2.0  # that a list of workers counts
 _MOST_PLUGINS = 2000  # of a worker
 _MOST_TEXT = 1000
+_MOST_NUMBER = 1e12
 DURABLE_KINDS = ("hook", "compactor", "harness")
 
 OnProgress = Callable[[Mapping[str, Any]], None]
@@ -432,7 +432,7 @@ def _answer_of(found: Mapping[str, Any]) -> CallAnswer | None:
 
 
 def _number(value: Any) -> float:
-    usable = isinstance(value, int | float) and math.isfinite(value)
+    usable = isinstance(value, int | float) and abs(value) < _MOST_NUMBER
     return value if usable else 0
 
 
@@ -448,7 +448,10 @@ def plugins_of(workers: Iterable[Mapping[str, Any]]) -> Iterator[FleetPlugin]:
             taking = () if row["state"] != "ready" or each["held"] else (row["worker"],)
             held = each["held"] or known.held
             found[name, mark] = known._replace(workers=(*known.workers, *taking), held=held)
-    yield from found.values()
+    # One that still takes calls is not held, whatever another worker says. Those come last, so that who knows
+    # plugins by their names alone knows them.
+    taken = (each._replace(held="") if each.workers else each for each in found.values())
+    yield from sorted(taken, key=lambda each: len(each.workers))
 
 
 def _matches(plugins: list[FleetPlugin], word: str) -> list[FleetPlugin]:

@@ -66,12 +66,20 @@ class Fleet:
     ) -> Result:
         """Call a plugin of the fleet. `durable`: the call survives workers and servers; `call`: its id, with
         which it is made once. Raises PluginError, PluginFailure, Overloaded and UnknownPlugin, as a
-        supervisor does."""
-        token = trio.lowlevel.current_trio_token()
+        supervisor does, and what `on_progress` raises."""
+        token, scope = trio.lowlevel.current_trio_token(), trio.CancelScope()
+        faults: list[Exception] = []
+
+        def tell_here(value: Mapping[str, Any]) -> None:
+            try:
+                if on_progress is not None and not faults:
+                    on_progress(value)
+            except Exception as error:  # noqa: BLE001 -- raised to the caller, whose function it is
+                faults.append(error)
+                scope.cancel()
 
         def tell(value: Mapping[str, Any]) -> None:  # on asyncio
-            if on_progress is not None:
-                token.run_sync_soon(on_progress, value)
+            token.run_sync_soon(tell_here, value)
 
         async def make() -> CallAnswer:
             found = await self.client.find(plugin)
@@ -81,12 +89,15 @@ class Fleet:
             return await self.client.call(found, made, durable=durable, on_progress=tell)
 
         try:
-            answer = await self.thread.run(make)
+            with scope:
+                answer = await self.thread.run(make)
         except Refused as refused:
             raise _refusal(plugin, refused) from None
         except NoFleet as lost:
             hint = "are the fleet's servers up?"
             raise PluginFailure(Outcome("launch_failed", "call", str(lost), "no_fleet", hint)) from None
+        if faults:
+            raise faults[0]
         return result_of(answer)
 
 

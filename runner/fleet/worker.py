@@ -340,7 +340,11 @@ class FleetWorker:
                 # What is on its way arrives, and is answered. A task of its own, because it does not let
                 # itself be cancelled.
                 draining = asyncio.ensure_future(subscription.drain())  # type: ignore[no-untyped-call]
-                await asyncio.shield(draining)
+                try:
+                    await asyncio.shield(draining)
+                except (nats.errors.Error, TimeoutError):
+                    # The client would subscribe to it again with its next connection.
+                    self._nc._remove_sub(subscription._id)
                 self._calling.discard(subscription)
         for each in [one for one in wanted if one not in self._subscriptions]:
             self._subscriptions[each] = [
@@ -468,8 +472,10 @@ class FleetWorker:
 
     def _tell_progress(self, running: _Running, user: str, key: str, value: Mapping[str, Any]) -> None:
         running.reported += 1
-        raw = json.dumps(value).encode()
-        if running.reported <= _MOST_PROGRESS and len(raw) <= _MOST_PROGRESS_BYTES:
+        if (
+            running.reported <= _MOST_PROGRESS
+            and len(raw := json.dumps(value).encode()) <= _MOST_PROGRESS_BYTES
+        ):
             task = asyncio.get_running_loop().create_task(
                 _quietly(self._nc.publish(names.progress(user, key), raw))
             )

@@ -8,13 +8,15 @@ import time
 from typing import Any
 
 import pytest
+import trio
 from nats.aio.msg import Msg
 
 from runner.fleet import connection, names, operate
-from runner.fleet.client import _answer_of, new_call, presence_of
+from runner.fleet.client import _answer_of, new_call, plugins_of, presence_of
 from runner.fleet.connection import FleetAddress, NoFleet, read_address
+from runner.fleet.crossing import open_asyncio_thread
 from runner.fleet.entries import FleetLedger, decode_entry
-from runner.fleet.library import result_of
+from runner.fleet.library import open_fleet, result_of
 from runner.outcome import Outcome
 from runner.serve.desk import CallAnswer
 from runner.serve.refusal import Refused
@@ -69,6 +71,23 @@ def test_an_entry_of_another_shape_is_none() -> None:
 def test_presence_and_answers_of_another_shape() -> None:
     for said in (b"[" * 100_000, b'{"slots": 1' + b"0" * 400 + b"}", b'{"plugins": ' + b"[" * 9999):
         assert presence_of(said) is None
+    said = {"worker": "w", "slots": 1e300, "since": -1e300, "running": 3, "state": "ready"}
+    row = presence_of(json.dumps(said).encode())
+    assert row is not None and (row["slots"], row["since"], row["running"]) == (0, 0, 3)
+    # One worker cannot hold what another takes, nor hide it behind a plugin of the same name.
+    one = {"name": "a", "digest": "d", "contract": "", "version": "", "durable": []}
+    rows = [
+        {"worker": "w1", "state": "ready", "plugins": [{**one, "held": ""}]},
+        {
+            "worker": "w2",
+            "state": "ready",
+            "plugins": [{**one, "held": "x"}, {**one, "digest": "e", "held": "x"}],
+        },
+    ]
+    for each in (rows, rows[::-1]):
+        *_, last = plugins_of(each)
+        assert (last.digest, last.held, last.workers) == ("d", "", ("w1",))
+    assert {each.held for each in plugins_of(rows[1:])} == {"x"}
     assert _answer_of({"status": 200, "document": {"value": 1}}) == CallAnswer(200, {"value": 1})
     for found in (
         {"status": "x", "document": {}},
@@ -247,6 +266,34 @@ def test_a_call_whose_worker_is_gone_for_good_is_not_waited_for_for_ever(
         assert (await waiting).document == {"value": 1}
 
     inside(bus.url, act)
+
+
+def test_what_a_programs_own_function_raises_is_raised_to_it(bus: Bus) -> None:
+    """And does not end its whole loop."""
+    plain = shelf()
+
+    async def main() -> None:
+        async with open_asyncio_thread() as thread, open_fleet(bus.url) as fleet:
+            end = asyncio.Event()
+
+            async def work() -> None:
+                async with Inside(bus.url, thread, fleet.client).worker(plain, "progress"):
+                    token.run_sync_soon(ready.set)
+                    await end.wait()
+
+            token, ready = trio.lowlevel.current_trio_token(), trio.Event()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(thread.run, work)
+                await ready.wait()
+                told: list[Any] = []
+                name = f"plain@{plain.offer.digest}"
+                await fleet.call(name, "read", on_progress=told.append)
+                assert told == [{"message": "half"}]
+                with pytest.raises(ZeroDivisionError):
+                    await fleet.call(name, "pay", {"hold": True}, on_progress=lambda value: 1 // 0)
+                thread.loop.call_soon_threadsafe(end.set)
+
+    trio.run(main)
 
 
 def test_the_mark_of_an_id_is_made_from_a_secret_and_slowly(tmp_path: Any) -> None:
