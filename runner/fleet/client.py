@@ -20,7 +20,7 @@ from nats.js.api import Header
 
 from runner.fleet import names
 from runner.fleet.connection import Connected, FleetAddress, NoFleet, connect, words_of
-from runner.fleet.entries import LedgerEntry, decode_entry
+from runner.fleet.entries import FULL, LedgerEntry, decode_entry
 from runner.fleet.messages import BadMessage, FleetCall, decode_call, encode_call
 from runner.fleet.streams import NO_STREAMS, read_bucket
 from runner.ledger.rows import digest
@@ -38,7 +38,6 @@ _FIRST_LOOK_SECONDS = 0.5  # into the ledger; its end is told, too
 _MOST_LOOK_SECONDS = 5.0
 _BUSY_TRIES = 5
 _SUBMIT_SECONDS = 30.0
-_FULL = (10077, 10054, 10023)
 _NO_JETSTREAM = 10039  # for this account
 _KNOWN_SECONDS = 2.0  # that a list of workers counts
 _MOST_PLUGINS = 2000  # of a worker
@@ -290,7 +289,7 @@ class FleetClient:
                 await self.js.publish(names.durable(self._user, plugin.digest), raw, headers=headers)
                 break
             except nats.js.errors.APIError as error:
-                if error.err_code in _FULL:
+                if error.err_code in FULL:
                     message = f"the fleet stores no more calls: {error.description}"
                     raise Refused(429, "overloaded", message, "come back later", retry_after=5) from None
                 if time.monotonic() > last:

@@ -25,7 +25,7 @@ from runner.protocol import wire
 from sandbox.speed.value import NamedTuple
 
 _WRONG_REVISION = (10071, 10164)
-_FULL = (10077, 10054, 10023)  # too many messages or bytes, too large, no resources
+FULL = (10077, 10054, 10023)  # too many messages or bytes, too large, no resources
 _PAUSE_SECONDS = 0.5
 
 EntryState = Literal["waiting", "began", "ended"]
@@ -119,7 +119,7 @@ class FleetLedger:
                 revision = await put_if(self._js, names.entry(names.LEDGER, f"{user}.{key}"), raw, last)
                 return None if revision is None else Held(entry, revision)
             except (nats.errors.Error, TimeoutError) as error:
-                if last == 0 and isinstance(error, nats.js.errors.APIError) and error.err_code in _FULL:
+                if last == 0 and isinstance(error, nats.js.errors.APIError) and error.err_code in FULL:
                     raise LedgerFull(str(error.description)) from None
                 await asyncio.sleep(_PAUSE_SECONDS)
                 found = await self.read(user, key)
@@ -128,22 +128,12 @@ class FleetLedger:
                 if (0 if found is None else found.revision) != last:
                     return None
 
-    async def publish(self, subject: str, document: dict[str, Any]) -> None:
-        """Publish until a server says that it is stored."""
+    async def publish(self, subject: str, document: dict[str, Any], *, once: bool = False) -> None:
+        """Publish until a server says that it is stored. `once`: only if the subject has no message yet."""
         raw = json.dumps(document).encode()
         while True:
             try:
-                await self._js.publish(subject, raw)
-                return
-            except (nats.errors.Error, TimeoutError):
-                await asyncio.sleep(_PAUSE_SECONDS)
-
-    async def publish_once(self, subject: str, document: dict[str, Any]) -> None:
-        """Publish to a subject that has at most one message."""
-        raw = json.dumps(document).encode()
-        while True:
-            try:
-                await put_if(self._js, subject, raw, 0)
+                await (put_if(self._js, subject, raw, 0) if once else self._js.publish(subject, raw))
                 return
             except (nats.errors.Error, TimeoutError):
                 await asyncio.sleep(_PAUSE_SECONDS)

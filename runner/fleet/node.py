@@ -124,6 +124,7 @@ class Node:
                     self._say("draining")
                     await worker.drain(self._options.drain_seconds)
             finally:
+                asked.set()  # the connection is closed, and not lost
                 for task in (end, relaying, working):
                     task.cancel()
                 results = await asyncio.gather(end, relaying, working, return_exceptions=True)

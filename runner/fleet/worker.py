@@ -151,9 +151,7 @@ class FleetWorker:
 
     def refresh(self) -> None:
         """What may run here may have changed."""
-        offers = {each.digest: each for each in self._shelf.offers()}
-        if offers != self._offers:
-            self._offers = offers
+        self._offers = {each.digest: each for each in self._shelf.offers()}
         self._changed.set()
         self._due.set()
 
@@ -717,7 +715,8 @@ class FleetWorker:
             row = {key: (entry.record or {}).get(key) for key in ("plugin", "digest", "code", "attempt")}
             # Written by us it may be longer than as it came: 1e9 becomes 1000000000.0.
             whole = {"call": call._asdict()} if len(json.dumps(call.input)) <= _MOST_KEPT_BYTES else {}
-            await self._ledger.publish_once(names.dead(user, call.key), {**told, **row, **whole})
+            letter = {**told, **row, **whole}
+            await self._ledger.publish(names.dead(user, call.key), letter, once=True)
         await self._ledger.publish(names.record(user, call.key), entry.record or {})
         await _quietly(self._nc.publish(names.done(user, call.key), b""))
         if running.message is not None:

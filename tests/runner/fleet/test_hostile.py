@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -71,8 +72,8 @@ def test_an_entry_of_another_shape_is_none() -> None:
 def test_presence_and_answers_of_another_shape() -> None:
     for said in (b"[" * 100_000, b'{"slots": 1' + b"0" * 400 + b"}", b'{"plugins": ' + b"[" * 9999):
         assert presence_of(said) is None
-    said = {"worker": "w", "slots": 1e300, "since": -1e300, "running": 3, "state": "ready"}
-    row = presence_of(json.dumps(said).encode())
+    large = {"worker": "w", "slots": 1e300, "since": -1e300, "running": 3, "state": "ready"}
+    row = presence_of(json.dumps(large).encode())
     assert row is not None and (row["slots"], row["since"], row["running"]) == (0, 0, 3)
     # One worker cannot hold what another takes, nor hide it behind a plugin of the same name.
     one = {"name": "a", "digest": "d", "contract": "", "version": "", "durable": []}
@@ -153,7 +154,7 @@ def test_a_dead_letter_that_is_too_large_takes_no_place_for_ever(bus: Bus) -> No
             await it.client.js.publish(subject, f'{{{least},"input":[{numbers}]}}'.encode())
         async with it.worker(plain) as worker:
             for call in ("large", "small"):
-                await it.until(lambda call=call: it.client.result(call))
+                await it.until(partial(it.client.result, call))
             await it.until(lambda: not worker._running)
             letters = [await operate.dead_letter(it.client, f"anyone.{call}") for call in ("large", "small")]
             assert [bool(each["call"]) for each in letters] == [False, True]
@@ -189,6 +190,7 @@ def test_dead_letters_of_another_shape(bus: Bus) -> None:
         info = await js.stream_info(names.CALLS, subjects_filter="runner.durable.shapes.d")
         assert info.state.subjects == {"runner.durable.shapes.d": 1}
         await js.purge_stream(names.CALLS, subject="runner.durable.shapes.d")
+        await js.purge_stream(names.DEAD, subject=names.dead("shapes", "*"))  # others list them, too
 
     inside(bus.url, act)
 
@@ -290,10 +292,14 @@ def test_what_a_programs_own_function_raises_is_raised_to_it(bus: Bus) -> None:
                 await fleet.call(name, "read", on_progress=told.append)
                 assert told == [{"message": "half"}]
                 with pytest.raises(ZeroDivisionError):
-                    await fleet.call(name, "pay", {"hold": True}, on_progress=lambda value: 1 // 0)
+                    await fleet.call(name, "pay", {"hold": True}, on_progress=breaks)
                 thread.loop.call_soon_threadsafe(end.set)
 
     trio.run(main)
+
+
+def breaks(value: Any) -> None:
+    raise ZeroDivisionError
 
 
 def test_the_mark_of_an_id_is_made_from_a_secret_and_slowly(tmp_path: Any) -> None:
