@@ -7,8 +7,6 @@ async with open_client(read_address("nats://127.0.0.1:4222")) as fleet:
 from __future__ import annotations
 
 import asyncio
-import json
-import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
@@ -22,11 +20,12 @@ from nats.js.api import Header
 
 from runner.fleet import names
 from runner.fleet.connection import Connected, FleetAddress, NoFleet, connect, words_of
-from runner.fleet.entries import LedgerEntry, decode_entry
-from runner.fleet.messages import BadMessage, FleetCall, encode_call
+from runner.fleet.entries import FULL, LedgerEntry, decode_entry
+from runner.fleet.messages import BadMessage, FleetCall, decode_call, encode_call
 from runner.fleet.streams import NO_STREAMS, read_bucket
 from runner.ledger.rows import digest
 from runner.outcome import Outcome
+from runner.protocol import wire
 from runner.serve.desk import CallAnswer
 from runner.serve.refusal import STATUS, Refused, outcome_error
 from sandbox.speed.value import NamedTuple
@@ -39,10 +38,11 @@ _FIRST_LOOK_SECONDS = 0.5  # into the ledger; its end is told, too
 _MOST_LOOK_SECONDS = 5.0
 _BUSY_TRIES = 5
 _SUBMIT_SECONDS = 30.0
-_FULL = (10077, 10054, 10023)
+_NO_JETSTREAM = 10039  # for this account
 _KNOWN_SECONDS = 2.0  # that a list of workers counts
 _MOST_PLUGINS = 2000  # of a worker
 _MOST_TEXT = 1000
+_MOST_NUMBER = 1e12
 DURABLE_KINDS = ("hook", "compactor", "harness")
 
 OnProgress = Callable[[Mapping[str, Any]], None]
@@ -117,10 +117,7 @@ class FleetClient:
 
     async def _on_progress(self, message: Msg) -> None:
         if (tell := self._progress.get(message.subject.rpartition(".")[2])) is not None:
-            try:
-                value = json.loads(message.data)
-            except ValueError:
-                return
+            value = _json(message.data)
             if isinstance(value, dict):
                 tell(value)
 
@@ -136,7 +133,10 @@ class FleetClient:
         except nats.js.errors.NotFoundError:
             raise NoFleet(NO_STREAMS.format(f"KV_{names.WORKERS}")) from None
         except (nats.errors.Error, TimeoutError) as error:
-            raise NoFleet(f"the servers do not list the workers: {words_of(error)}") from None
+            hint = ""
+            if isinstance(error, nats.js.errors.APIError) and error.err_code == _NO_JETSTREAM:
+                hint = '; is this user in an account of its own? Then its file needs api = "runner.api"'
+            raise NoFleet(f"the servers do not list the workers: {words_of(error)}{hint}") from None
         rows = [row for raw in found.values() if (row := presence_of(raw)) is not None]
         self._listed = time.monotonic(), rows
         return rows
@@ -187,6 +187,7 @@ class FleetClient:
     async def submit(self, plugin: FleetPlugin, call: FleetCall) -> None:
         """Store a durable call, and do not wait for its answer. Raises Refused and NoFleet."""
         await self._submit(plugin, call, self._encoded(call))
+        self._ends.pop(call.key, None)
 
     async def cancel(self, call: str) -> None:
         await self.nc.publish(names.cancel(self._user, names.key_of(call)), b"")
@@ -210,7 +211,7 @@ class FleetClient:
         given = digest([call.input, dict(call.context or {})]).digest
         event = self._ends.setdefault(call.key, asyncio.Event())
         pause, again, number = _FIRST_LOOK_SECONDS, _AGAIN_SECONDS, 0
-        since = time.monotonic()
+        since, lost = time.monotonic(), False
         try:
             while True:
                 try:
@@ -224,11 +225,13 @@ class FleetClient:
                     entry = await self.result(call.id)
                 except NoFleet:
                     entry = None
-                if entry is not None and entry.state == "ended" and entry.document is not None:
-                    if (entry.record or {}).get("input_digest", given) != given:
+                found = None if entry is None or entry.state != "ended" else _answer_of(entry._asdict())
+                if entry is not None and found is not None:
+                    same = (entry.plugin, entry.tool) == (call.plugin, call.tool)
+                    if not same or (entry.record or {}).get("input_digest", given) != given:
                         message = f"the id {call.id} belongs to another call"
                         raise Refused(409, "key_reused", message, "use a new key for each call")
-                    return CallAnswer(entry.status, entry.document)
+                    return found
                 if told:
                     pause = _FIRST_LOOK_SECONDS  # the server that answered does not know it yet
                 if plugin is not None and time.monotonic() - since > again:
@@ -236,22 +239,37 @@ class FleetClient:
                     begun = entry is not None and entry.state == "began"
                     if entry is None or (begun and not await self._still_runs(entry.worker, call)):
                         await self._store_again(plugin, call, number)
-                # A call that began in time may take as long as its contract lets it.
-                running = entry is not None and entry.state == "began"
-                if time.time() > call.deadline + _GRACE_SECONDS and not running:
-                    return _failed(
-                        call, "timeout", "deadline", "no worker ended the call before its deadline"
-                    )
+                if time.time() > call.deadline + _GRACE_SECONDS:
+                    if entry is None or entry.state != "began":
+                        return _failed(
+                            call, "timeout", "deadline", "no worker ended the call before its deadline"
+                        )
+                    # A call that began in time may take as long as its contract lets it. One that nobody runs
+                    # is looked for once more: it may have ended after we looked.
+                    if await self._still_runs(entry.worker, call):
+                        lost = False
+                    elif lost:
+                        return _lost(call, entry.worker)
+                    else:
+                        lost = True
         finally:
             self._ends.pop(call.key, None)
 
     def _encoded(self, call: FleetCall) -> bytes:
+        """What a worker would not take is not sent: nobody would answer it. Raises Refused."""
         try:
-            return encode_call(call)
+            raw = encode_call(call)
         except BadMessage as bad:
             raise Refused(
                 413, "call_too_large", str(bad), "send less, or let the plugin read it itself"
             ) from None
+        except (TypeError, ValueError, RecursionError) as error:
+            raise Refused(400, "invalid_call", f"the call is not JSON: {error}") from None
+        try:
+            decode_call(raw, time.time())
+        except BadMessage as bad:
+            raise Refused(400, "invalid_call", f"no worker would take the call: {bad}") from None
+        return raw
 
     @contextmanager
     def _heard(self, key: str, on_progress: OnProgress | None) -> Iterator[None]:
@@ -271,7 +289,7 @@ class FleetClient:
                 await self.js.publish(names.durable(self._user, plugin.digest), raw, headers=headers)
                 break
             except nats.js.errors.APIError as error:
-                if error.err_code in _FULL:
+                if error.err_code in FULL:
                     message = f"the fleet stores no more calls: {error.description}"
                     raise Refused(429, "overloaded", message, "come back later", retry_after=5) from None
                 if time.monotonic() > last:
@@ -298,7 +316,7 @@ class FleetClient:
     async def _request(self, plugin: FleetPlugin, call: FleetCall, raw: bytes) -> CallAnswer:
         for number in range(_BUSY_TRIES):
             answer = await self._ask_once(plugin, call, raw)
-            if answer is not None and _cause(answer) != "no_slot":
+            if answer is not None and not _is_full(answer):
                 return answer
             await asyncio.sleep(0.02 * number)  # it came to a worker that had just become full
         return answer or _no_worker(plugin, call)
@@ -334,7 +352,7 @@ class FleetClient:
                     return _no_worker(plugin, call)
                 found = _json(message.data)
                 if isinstance(found, dict) and "document" in found:
-                    return CallAnswer(int(found["status"]), found["document"], found.get("headers", {}))
+                    return _answer_of(found) or _no_answer(call, worker)
                 if isinstance(found, dict) and isinstance(found.get("worker"), str):
                     worker = found["worker"]
         except asyncio.CancelledError:
@@ -358,7 +376,7 @@ class FleetClient:
             if answer == b"running":
                 return worker
         # One that is gone, or has begun again under its name, may have had it.
-        same = now and set(now) == before
+        same = set(now) == before
         return None if same and all(answer == b"unknown" for answer in said) else ""
 
     async def _ask_worker(self, worker: str, call: FleetCall) -> bytes:
@@ -401,8 +419,19 @@ def _text(value: Any) -> str:
     return value[:_MOST_TEXT] if isinstance(value, str) else ""
 
 
+def _answer_of(found: Mapping[str, Any]) -> CallAnswer | None:
+    """In the shape that callers rely on. None: a worker said something else."""
+    status, document, headers = found.get("status"), found["document"], found.get("headers")
+    if not isinstance(status, int) or not isinstance(document, dict):
+        return None
+    if status != 200 and not isinstance(document.get("error"), dict):
+        return None
+    pairs = headers.items() if isinstance(headers, dict) else ()
+    return CallAnswer(status, document, {key: value for key, value in pairs if isinstance(value, str)})
+
+
 def _number(value: Any) -> float:
-    usable = isinstance(value, int | float) and math.isfinite(value)
+    usable = isinstance(value, int | float) and abs(value) < _MOST_NUMBER
     return value if usable else 0
 
 
@@ -418,7 +447,10 @@ def plugins_of(workers: Iterable[Mapping[str, Any]]) -> Iterator[FleetPlugin]:
             taking = () if row["state"] != "ready" or each["held"] else (row["worker"],)
             held = each["held"] or known.held
             found[name, mark] = known._replace(workers=(*known.workers, *taking), held=held)
-    yield from found.values()
+    # One that still takes calls is not held, whatever another worker says. Those come last, so that who knows
+    # plugins by their names alone knows them.
+    taken = (each._replace(held="") if each.workers else each for each in found.values())
+    yield from sorted(taken, key=lambda each: len(each.workers))
 
 
 def _matches(plugins: list[FleetPlugin], word: str) -> list[FleetPlugin]:
@@ -459,13 +491,20 @@ def _lost(call: FleetCall, worker: str) -> CallAnswer:
     return _failed(call, "crashed", "worker_lost", message, hint, execution_outcome="unknown")
 
 
-def _cause(answer: CallAnswer) -> str:
-    return str(answer.document.get("error", {}).get("cause", ""))
+def _no_answer(call: FleetCall, worker: str) -> CallAnswer:
+    message = f"the worker {worker} answered with something that is no answer"
+    return _failed(call, "internal", "no_answer", message, execution_outcome="unknown")
+
+
+def _is_full(answer: CallAnswer) -> bool:
+    """Whether the worker had no place. A plugin can choose the cause of its errors, and not their code."""
+    error = answer.document.get("error", {}) if not answer.is_ok else {}
+    return (error.get("code"), error.get("cause")) == ("overloaded", "no_slot")
 
 
 def _json(raw: bytes) -> Any:
     try:
-        return json.loads(raw)
+        return wire.decode(raw)
     except ValueError:
         return None
 

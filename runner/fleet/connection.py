@@ -4,6 +4,7 @@
     user = "alice"                 # as the servers' permissions name it
     password = "@alice.password"   # a file that only its owner can read; or nkey = "@…", or credentials = "…"
     ca = "ca.pem"                  # for tls://; with certificate and key if the servers ask for them
+    api = "runner.api"             # for a submitter that has an account of its own: policies/nats/fleet.conf
 
 The rules for the file are those of a policy: one that another user can write is not used.
 """
@@ -16,8 +17,9 @@ import os
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import lru_cache
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import nats
 import nats.errors
@@ -37,7 +39,7 @@ _CONNECT_SECONDS = 15.0
 _CLOSE_SECONDS = 2
 _ATTEMPTS = 20  # to reach each server again
 _PENDING_BYTES = 8 << 20  # that wait to be sent
-_KEYS = ("servers", "user", "password", "nkey", "credentials", "ca", "certificate", "key")
+_KEYS = ("servers", "user", "password", "nkey", "credentials", "ca", "certificate", "key", "api")
 
 
 class NoFleet(Exception):
@@ -53,16 +55,22 @@ class FleetAddress(NamedTuple):
     ca: str = ""
     certificate: str = ""
     key: str = ""
+    api: str = "$JS.API"  # where JetStream answers; a submitter's account has another name for it
 
     @property
     def salt(self) -> bytes:
         """What only this user knows. Clients of one user have the same."""
-        return hashlib.sha256(
-            f"runner fleet {self.password or self.nkey or self.credentials}".encode()
-        ).digest()
+        return _salt(self.user, self.password or self.nkey, self.credentials or self.key)
 
     def __repr__(self) -> str:
         return f"FleetAddress({', '.join(self.servers)}, {self.user})"
+
+
+@lru_cache(16)
+def _salt(user: str, secret: str, path: str) -> bytes:
+    """Slowly: what it marks is seen by others, who could try passwords."""
+    raw = secret.encode() if secret or not path else read_bounded(path)
+    return hashlib.scrypt(raw, salt=f"runner fleet {user}".encode(), n=1 << 14, r=8, p=1)
 
 
 def read_address(word: str) -> FleetAddress:
@@ -71,7 +79,7 @@ def read_address(word: str) -> FleetAddress:
         return _read_file(word)
     parts = word.split(",")
     found = urlsplit(parts[0])
-    user, password = found.username or ANYONE, found.password or ""
+    user, password = unquote(found.username or ANYONE), unquote(found.password or "")
     servers = tuple(_without_user(each) for each in parts)
     return _checked(FleetAddress(servers, user, password))
 
@@ -81,7 +89,7 @@ def _without_user(url: str) -> str:
         found = urlsplit(url)
         port = f":{found.port or 4222}"
     except ValueError as error:
-        raise ValueError(f"{url}: {error}") from None
+        raise ValueError(f"{url.rpartition('@')[2]}: {error}") from None
     host = found.hostname or ""
     if found.scheme not in ("nats", "tls") or not host:
         raise ValueError(f"{found.scheme}://{host}: write nats://HOST:PORT or tls://HOST:PORT, or a file")
@@ -127,6 +135,8 @@ def _checked(address: FleetAddress) -> FleetAddress:
         raise ValueError(
             f"user {address.user!a}: it is a part of subjects, so only letters, digits, _, -, ~ and @"
         )
+    if not all(map(is_token, address.api.removeprefix("$").split("."))):
+        raise ValueError(f'api {address.api!a}: it is a subject, such as "runner.api"')
     if sum(map(bool, (address.password, address.nkey, address.credentials))) > 1:
         raise ValueError("password, nkey, credentials: only one of them")
     return address
@@ -208,7 +218,7 @@ async def connect(
         for task in (connecting, refusing):
             task.cancel()
     try:
-        yield Connected(nc, nc.jetstream(timeout=API_SECONDS), address)
+        yield Connected(nc, nc.jetstream(timeout=API_SECONDS, prefix=address.api), address)
     finally:
         await _close(nc)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import trio
 
-from runner.contracts.registry import find_contract
+from runner.contracts.registry import contract_names, find_contract
 from runner.fleet.client import DURABLE_KINDS, FleetPlugin
 from runner.fleet.connection import FleetAddress, NoFleet
 from runner.fleet.library import Fleet, open_fleet
@@ -189,7 +189,8 @@ class FleetRoster(Roster):
 
     def context_keys(self, name: str, kind: str = "hook") -> Sequence[str]:
         plugin = self._fleet.known.get(name)
-        known = plugin is not None and plugin.contract
+        # A worker may say anything.
+        known = plugin is not None and plugin.contract in contract_names() and plugin.contract
         return find_contract(known).calls.get(kind, ()) if known else ()
 
     async def explain(self, name: str) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
 
 import nats.errors
 import nats.js.errors
@@ -20,10 +21,11 @@ from nats.js.api import Header
 from nats.js.client import JetStreamContext
 
 from runner.fleet import names
+from runner.protocol import wire
 from sandbox.speed.value import NamedTuple
 
 _WRONG_REVISION = (10071, 10164)
-_FULL = (10077, 10054, 10023)  # too many messages or bytes, too large, no resources
+FULL = (10077, 10054, 10023)  # too many messages or bytes, too large, no resources
 _PAUSE_SECONDS = 0.5
 
 EntryState = Literal["waiting", "began", "ended"]
@@ -55,12 +57,34 @@ class Held(NamedTuple):
     revision: int
 
 
+_TEXT, _NUMBER, _MAP = (str,), (int, float), (dict, type(None))
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("worker", "nonce", "plugin", "tool"), _TEXT),
+    **dict.fromkeys(("attempt", "status"), (int,)),
+    **dict.fromkeys(("document", "record"), _MAP),
+    "began": _NUMBER,
+    "ended": (*_NUMBER, type(None)),
+    "dead": (*_TEXT, type(None)),
+}
+
+
 def decode_entry(raw: bytes) -> LedgerEntry:
     """Raises ValueError."""
-    found = json.loads(raw)
-    if not isinstance(found, dict) or not isinstance(found.get("state"), str):
+    found = wire.decode(raw)
+    if not isinstance(found, dict) or found.get("state") not in get_args(EntryState):
         raise ValueError("it is no entry of the ledger")
-    return LedgerEntry(**{key: value for key, value in found.items() if key in LedgerEntry._fields})
+    try:
+        entry = LedgerEntry(**{key: value for key, value in found.items() if key in LedgerEntry._fields})
+    except TypeError as error:
+        raise ValueError(f"it is no entry of the ledger: {error}") from None
+    for name, types in _TYPES.items():
+        if not isinstance(getattr(entry, name), types):
+            raise ValueError(f"it is no entry of the ledger: {name} has the wrong type")
+    return entry
+
+
+# Stands for an entry that cannot be read: somebody may have begun the call, and nobody says that he runs it.
+_UNREADABLE = LedgerEntry("began", "", "", 1, "", "", 0.0)
 
 
 class FleetLedger:
@@ -76,7 +100,11 @@ class FleetLedger:
         while True:
             try:
                 found = await self._js.get_msg(f"KV_{names.LEDGER}", subject=subject)
-                return Held(decode_entry(found.data or b"{}"), found.seq or 0)
+                try:
+                    entry = decode_entry(found.data or b"{}")
+                except ValueError:
+                    entry = _UNREADABLE
+                return Held(entry, found.seq or 0)
             except nats.js.errors.NotFoundError:
                 return None
             except (nats.errors.Error, TimeoutError):
@@ -91,7 +119,7 @@ class FleetLedger:
                 revision = await put_if(self._js, names.entry(names.LEDGER, f"{user}.{key}"), raw, last)
                 return None if revision is None else Held(entry, revision)
             except (nats.errors.Error, TimeoutError) as error:
-                if last == 0 and isinstance(error, nats.js.errors.APIError) and error.err_code in _FULL:
+                if last == 0 and isinstance(error, nats.js.errors.APIError) and error.err_code in FULL:
                     raise LedgerFull(str(error.description)) from None
                 await asyncio.sleep(_PAUSE_SECONDS)
                 found = await self.read(user, key)
@@ -100,22 +128,12 @@ class FleetLedger:
                 if (0 if found is None else found.revision) != last:
                     return None
 
-    async def publish(self, subject: str, document: dict[str, Any]) -> None:
-        """Publish until a server says that it is stored."""
+    async def publish(self, subject: str, document: dict[str, Any], *, once: bool = False) -> None:
+        """Publish until a server says that it is stored. `once`: only if the subject has no message yet."""
         raw = json.dumps(document).encode()
         while True:
             try:
-                await self._js.publish(subject, raw)
-                return
-            except (nats.errors.Error, TimeoutError):
-                await asyncio.sleep(_PAUSE_SECONDS)
-
-    async def publish_once(self, subject: str, document: dict[str, Any]) -> None:
-        """Publish to a subject that has at most one message."""
-        raw = json.dumps(document).encode()
-        while True:
-            try:
-                await put_if(self._js, subject, raw, 0)
+                await (put_if(self._js, subject, raw, 0) if once else self._js.publish(subject, raw))
                 return
             except (nats.errors.Error, TimeoutError):
                 await asyncio.sleep(_PAUSE_SECONDS)

@@ -7,9 +7,10 @@ async with runner.fleet.library.open_fleet("nats://127.0.0.1:4222") as fleet:
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, get_args
 
 import trio
 
@@ -20,7 +21,7 @@ from runner.fleet.connection import FleetAddress, NoFleet, read_address
 from runner.fleet.crossing import AsyncioThread, open_asyncio_thread
 from runner.library import Result
 from runner.lifecycle.exceptions import Overloaded, UnknownPlugin
-from runner.outcome import EXIT, Code, Outcome
+from runner.outcome import EXIT, Code, Outcome, Phase
 from runner.protocol.dialect import Identity, Refusal
 from runner.serve.desk import CallAnswer
 from runner.serve.refusal import Refused
@@ -65,12 +66,20 @@ class Fleet:
     ) -> Result:
         """Call a plugin of the fleet. `durable`: the call survives workers and servers; `call`: its id, with
         which it is made once. Raises PluginError, PluginFailure, Overloaded and UnknownPlugin, as a
-        supervisor does."""
-        token = trio.lowlevel.current_trio_token()
+        supervisor does, and what `on_progress` raises."""
+        token, scope = trio.lowlevel.current_trio_token(), trio.CancelScope()
+        faults: list[Exception] = []
+
+        def tell_here(value: Mapping[str, Any]) -> None:
+            try:
+                if on_progress is not None and not faults:
+                    on_progress(value)
+            except Exception as error:  # noqa: BLE001 -- raised to the caller, whose function it is
+                faults.append(error)
+                scope.cancel()
 
         def tell(value: Mapping[str, Any]) -> None:  # on asyncio
-            if on_progress is not None:
-                token.run_sync_soon(on_progress, value)
+            token.run_sync_soon(tell_here, value)
 
         async def make() -> CallAnswer:
             found = await self.client.find(plugin)
@@ -80,12 +89,15 @@ class Fleet:
             return await self.client.call(found, made, durable=durable, on_progress=tell)
 
         try:
-            answer = await self.thread.run(make)
+            with scope:
+                answer = await self.thread.run(make)
         except Refused as refused:
             raise _refusal(plugin, refused) from None
         except NoFleet as lost:
             hint = "are the fleet's servers up?"
             raise PluginFailure(Outcome("launch_failed", "call", str(lost), "no_fleet", hint)) from None
+        if faults:
+            raise faults[0]
         return result_of(answer)
 
 
@@ -105,9 +117,10 @@ def result_of(answer: CallAnswer) -> Result:
     if answer.is_ok:
         return Result(document.get("value"), Identity("", ""), {}, "", document.get("invocation"))
     error = document.get("error", {})
-    code: Code = error.get("code") if error.get("code") in EXIT else "internal"
-    message, cause, hint = (str(error.get(key, "")) for key in ("message", "cause", "hint"))
-    outcome = Outcome(code, error.get("phase") or "call", message, cause, hint)
+    given, message, cause, hint = (str(error.get(key, "")) for key in ("code", "message", "cause", "hint"))
+    code: Code = next((known for known in EXIT if known == given), "internal")
+    phase: Phase = next((known for known in get_args(Phase) if known == error.get("phase")), "call")
+    outcome = Outcome(code, phase, message, cause, hint)
     failure: PluginError | PluginFailure
     if code in ("plugin_error", "invalid_call"):
         kind = PluginError if code == "plugin_error" else InvalidCall
@@ -115,7 +128,7 @@ def result_of(answer: CallAnswer) -> Result:
         failure.outcome = outcome
     elif code == "overloaded":
         after = answer.headers.get("Retry-After", "1")
-        failure = Overloaded(outcome, float(after) if after.isdigit() else 1.0)
+        failure = Overloaded(outcome, float(after) if re.fullmatch("[0-9]{1,6}", after) else 1.0)
     else:
         known = ("error", "id", "invocation", "data")
         failure = FleetFailure(outcome, {key: value for key, value in document.items() if key not in known})

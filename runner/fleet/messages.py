@@ -71,7 +71,7 @@ def stored_call(found: Any) -> FleetCall | None:
         return (
             None
             if not isinstance(found, dict)
-            else decode_call(json.dumps(found).encode(), found["deadline"])
+            else decode_call(json.dumps(found, separators=(",", ":")).encode(), found["deadline"])
         )
     except (BadMessage, KeyError, TypeError):
         return None

@@ -124,6 +124,7 @@ class Node:
                     self._say("draining")
                     await worker.drain(self._options.drain_seconds)
             finally:
+                asked.set()  # the connection is closed, and not lost
                 for task in (end, relaying, working):
                     task.cancel()
                 results = await asyncio.gather(end, relaying, working, return_exceptions=True)
@@ -134,13 +135,16 @@ class Node:
         """What `runner doctor` says is missing here, or ''."""
         words = ["doctor", *(() if self._options.policy is None else ("--policy", self._options.policy))]
         code = f"from runner.cli import main; raise SystemExit(main({words!r}))"
-        done = await trio.run_process(
-            [sys.executable, "-I", "-c", code],
-            env=dict(self._environ),
-            check=False,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+        try:
+            done = await trio.run_process(
+                [sys.executable, "-I", "-c", code],
+                env=dict(self._environ),
+                check=False,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
+        except OSError as error:
+            return f"the machine cannot start a process: {error.strerror}"
         if done.returncode != EXIT["sandbox_unavailable"]:
             return ""
         return "the machine cannot enforce what the policy requires; runner doctor says what is missing"

@@ -14,9 +14,11 @@ from runner.fleet.client import FleetClient, FleetPlugin, plugins_of
 from runner.fleet.connection import NoFleet, words_of
 from runner.fleet.messages import encode_call, stored_call
 from runner.fleet.streams import NO_STREAMS
+from runner.protocol import wire
 from runner.serve.refusal import Refused
 
 _MOST_LETTERS = 1000
+_MOST_BASE = 200  # characters of an id that is repeated
 _PREFIX = "runner.dead."
 
 
@@ -76,9 +78,28 @@ async def dead_letters(client: FleetClient) -> list[dict[str, Any]]:
         raise NoFleet(f"the dead letters cannot be read: {words_of(error)}") from None
     letters = []
     for each in found:
-        letter = {**json.loads(each.data or b"{}"), "letter": (each.subject or "").removeprefix(_PREFIX)}
-        letters.append({**letter, "tool": (letter.pop("call", None) or {}).get("tool", "")})
-    return sorted(letters, key=lambda letter: float(letter.get("at") or 0.0))
+        letter = _letter(each.data, (each.subject or "").removeprefix(_PREFIX))
+        call = letter.pop("call")
+        letters.append({**letter, "tool": call["tool"] if isinstance(call.get("tool"), str) else ""})
+    return sorted(letters, key=lambda letter: letter["at"])
+
+
+def _letter(raw: bytes | None, word: str) -> dict[str, Any]:
+    """A dead letter in a known shape: a worker may write anything into it. Who submitted it is in its name,
+    and `call` is {} if it has none."""
+    try:
+        found = wire.decode(raw or b"{}")
+    except ValueError as error:
+        found = {"reason": f"this dead letter cannot be read: {error}"}
+    found = found if isinstance(found, dict) else {}
+    call, at = found.get("call"), found.get("at")
+    shaped = {
+        "user": word.partition(".")[0],
+        "letter": word,
+        "call": call if isinstance(call, dict) else {},
+        "at": at if isinstance(at, int | float) else 0.0,
+    }
+    return {**found, **shaped}
 
 
 async def dead_letter(client: FleetClient, word: str) -> dict[str, Any]:
@@ -93,8 +114,7 @@ async def dead_letter(client: FleetClient, word: str) -> dict[str, Any]:
         raise Refused(404, "no_such_letter", f"there is no dead letter {word}", hint) from None
     except (nats.errors.Error, TimeoutError) as error:
         raise NoFleet(f"the dead letter cannot be read: {words_of(error)}") from None
-    letter: dict[str, Any] = json.loads(found.data or b"{}")
-    return {**letter, "letter": word}
+    return _letter(found.data, word)
 
 
 async def repeat(client: FleetClient, word: str) -> str:
@@ -102,20 +122,19 @@ async def repeat(client: FleetClient, word: str) -> str:
     Raises Refused and NoFleet."""
     letter = await dead_letter(client, word)
     call = stored_call(letter.get("call"))
-    if call is None:
-        raise Refused(409, "no_call", "this message was no call: there is nothing to repeat")
-    user, again = str(letter["user"]), int(letter.get("repeats") or 0) + 1
+    digest = letter.get("digest")
+    if call is None or not isinstance(digest, str) or not names.is_token(digest):
+        raise Refused(409, "no_call", "the letter has no call: it was none, or too large to be kept")
+    user = letter["user"]
     span = min(max(call.seconds or 0.0, names.USUAL_SECONDS), names.MOST_SECONDS)
-    base = call.id.partition("~again")[0]
+    base = call.id.partition("~again")[0][:_MOST_BASE]
     new = call._replace(id=f"{base}~again{int(time.time())}", deadline=time.time() + span)
     headers = {"Nats-Msg-Id": names.message_id(user, new.id, client.address.salt)}
     try:
-        await client.js.publish(names.durable(user, str(letter["digest"])), encode_call(new), headers=headers)
-        await client.nc.publish(names.hint(str(letter["digest"])), b"")
-        await client.js.publish(
-            names.dead(user, names.key_of(str(letter["id"]))),
-            json.dumps({**letter, "repeats": again, "repeated_as": new.id}).encode(),
-        )
+        await client.js.publish(names.durable(user, digest), encode_call(new), headers=headers)
+        await client.nc.publish(names.hint(digest), b"")
+        told = json.dumps({**letter, "repeated_as": new.id}).encode()
+        await client.js.publish(f"{_PREFIX}{word}", told)
     except (nats.errors.Error, TimeoutError) as error:
         raise NoFleet(f"the call was not stored: {words_of(error)}") from None
     return new.id

@@ -117,6 +117,8 @@ class RosterShelf:
     ) -> Performed:
         hider = self._roster.secrets(offer.name)
         try:
+            if self._known.get(offer.name) != offer:
+                raise UnknownPlugin(offer.name)  # it was changed since the call came
             result = await self._supervisor.call(
                 offer.name,
                 call.tool,

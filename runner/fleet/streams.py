@@ -31,7 +31,7 @@ NO_STREAMS = "the servers have no stream {}; make it with runner ctl init --flee
 
 
 class FleetSizes(NamedTuple):
-    replicas: int = 1
+    replicas: int | None = None  # None: as many as there are, and one at first
     megabytes: int = 1024  # of calls that wait; the ledger and the records have as much, others a quarter
     calls: int = 100_000  # that wait
 
@@ -50,7 +50,7 @@ def stream_configs(sizes: FleetSizes) -> list[StreamConfig]:
             allow_direct=True,
             discard=DiscardPolicy.NEW,
             duplicate_window=10.0,
-            num_replicas=sizes.replicas,
+            num_replicas=sizes.replicas or 1,
             **more,
         )
 
@@ -63,7 +63,7 @@ def stream_configs(sizes: FleetSizes) -> list[StreamConfig]:
             max_msg_size=1 << 20,
             duplicate_window=120.0,
             storage=StorageType.FILE,
-            num_replicas=sizes.replicas,
+            num_replicas=sizes.replicas or 1,
             **more,
         )
 
@@ -88,23 +88,23 @@ def stream_configs(sizes: FleetSizes) -> list[StreamConfig]:
 async def make_streams(nc: NatsClient, sizes: FleetSizes) -> list[str]:
     """Make what is missing, and change what differs. Returns a line about each, and one about servers that
     are too old. Raises NoFleet."""
-    js, told = nc.jetstream(timeout=API_SECONDS), []
+    js, told, replicas = nc.jetstream(timeout=API_SECONDS), [], sizes.replicas
     for config in stream_configs(sizes):
         name = config.name or ""
         try:
             try:
-                await js.stream_info(name)
+                there = (await js.stream_info(name)).config.num_replicas or 1
             except nats.js.errors.NotFoundError:
-                await js.add_stream(config)
-                told.append(f"{name}: made")
-            else:
-                await js.update_stream(config)
-                told.append(f"{name}: there")
+                there = 0
+            replicas = sizes.replicas or there or replicas
+            config.num_replicas = replicas or 1
+            await (js.update_stream if there else js.add_stream)(config)
+            told.append(f"{name}: {'there' if there else 'made'}")
         except (nats.errors.Error, TimeoutError) as error:
             hint = "are as many servers as --replicas says up, and has each room (max_file_store)?"
             raise NoFleet(f"the stream {name} cannot be made: {words_of(error)}; {hint}") from None
     found = nc.connected_server_version
-    if sizes.replicas > 1 and (found.major, found.minor) < _SAFE_IN_CLUSTERS:
+    if (replicas or 1) > 1 and (found.major, found.minor) < _SAFE_IN_CLUSTERS:
         told.append(
             f"warning: nats-server {found.major}.{found.minor}.{found.patch} can lose a stream of a cluster"
             " when one of the servers is killed; use 2.10 or later (docs/fleet.md)"

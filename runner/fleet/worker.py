@@ -22,7 +22,7 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from runner.fleet import names
-from runner.fleet.connection import Connected
+from runner.fleet.connection import Connected, NoFleet
 from runner.fleet.crossing import AsyncioThread, CancelledOnTrio
 from runner.fleet.entries import FleetLedger, Held, LedgerEntry, LedgerFull
 from runner.fleet.messages import BadMessage, FleetCall, decode_call
@@ -40,7 +40,10 @@ _POLL_SECONDS = 1.0  # between looks for calls that nobody announced
 _FLAG_SECONDS = 10.0  # between readings of the flags; a change is told at once
 _PULL_SECONDS = 5.0
 _MOST_FETCHED = 32  # at once
-_MOST_CANCELLED = 10_000  # calls that are not here, and must not begin when they come
+_MOST_CANCELLED = 1000  # calls of a user that are not here, and must not begin when they come
+_MOST_USERS = 1000
+_MOST_REASON = 1000  # characters
+_MOST_KEPT_BYTES = 768 << 10  # of an input, in a dead letter: NATS takes messages of 1 MiB
 _MOST_PROGRESS = 1000  # of a call
 _MOST_PROGRESS_BYTES = 64 << 10
 _LAUNCH_FAILURES = 3
@@ -66,8 +69,9 @@ class WorkerOptions(NamedTuple):
 class _Running:
     """A call that this worker has."""
 
-    def __init__(self, message: Msg | None) -> None:
+    def __init__(self, message: Msg | None = None, reply: str = "") -> None:
         self.message = message  # of the stream; the newest, if it came again
+        self.reply = reply  # where somebody waits
         self.inner: asyncio.Task[Performed] | None = None
         self.ended_by: Outcome | None = None  # why it was cancelled
         self.reported = 0  # pieces of progress
@@ -102,7 +106,7 @@ class FleetWorker:
         self._since = time.time()
         self._running: dict[tuple[str, str], _Running] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._cancelled: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._cancelled: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()  # by user
         self._flags: Mapping[str, str] = {}
         self._offers: dict[str, Offer] = {}  # by digest
         self._subscriptions: dict[str, list[Subscription]] = {}  # by digest
@@ -122,6 +126,8 @@ class FleetWorker:
     async def run(self, ready: Callable[[], None]) -> None:
         """Work until this task is cancelled. Raises NoFleet if the streams are missing."""
         await require_streams(self._js, f"KV_{names.FLAGS}", seconds=_BEGIN_SECONDS)
+        if await self._ask(self._options.name, "-", "-") is not None:
+            raise NoFleet(f"a worker of the name {self._options.name} is in the fleet; use another --name")
         await self._nc.subscribe(f"{self._inbox}.*", cb=self._on_pulled)
         await self._nc.subscribe("runner.cancel.*.*", cb=self._on_cancel)
         await self._nc.subscribe(names.ask(self._options.name, "*", "*"), cb=self._on_ask)
@@ -145,9 +151,7 @@ class FleetWorker:
 
     def refresh(self) -> None:
         """What may run here may have changed."""
-        offers = {each.digest: each for each in self._shelf.offers()}
-        if offers != self._offers:
-            self._offers = offers
+        self._offers = {each.digest: each for each in self._shelf.offers()}
         self._changed.set()
         self._due.set()
 
@@ -204,6 +208,8 @@ class FleetWorker:
             for running in list(self._running.values()):
                 if running.message is not None:
                     await _quietly(running.message.in_progress())
+                elif running.reply:
+                    await self._say_that_it_runs(running.reply)
 
     def presence(self) -> dict[str, Any]:
         held = {
@@ -332,7 +338,11 @@ class FleetWorker:
                 # What is on its way arrives, and is answered. A task of its own, because it does not let
                 # itself be cancelled.
                 draining = asyncio.ensure_future(subscription.drain())  # type: ignore[no-untyped-call]
-                await asyncio.shield(draining)
+                try:
+                    await asyncio.shield(draining)
+                except (nats.errors.Error, TimeoutError):
+                    # The client would subscribe to it again with its next connection.
+                    self._nc._remove_sub(subscription._id)
                 self._calling.discard(subscription)
         for each in [one for one in wanted if one not in self._subscriptions]:
             self._subscriptions[each] = [
@@ -346,7 +356,7 @@ class FleetWorker:
 
     async def _on_ask(self, message: Msg) -> None:
         user, key = message.subject.split(".")[-2:]
-        if message.reply:
+        if _has_inbox(message):
             # The call itself may have come before the question, and wait to be looked at.
             while any(each.pending_msgs for each in self._calling):  # noqa: ASYNC110 -- there is no event for it
                 await asyncio.sleep(0)
@@ -358,12 +368,18 @@ class FleetWorker:
         if (found := self._running.get((user, key))) is not None:
             found.cancel(_CANCELLED)
         else:
-            self._cancelled[user, key] = None
-            if len(self._cancelled) > _MOST_CANCELLED:
+            # Of each user's own, so that nobody pushes out what another has cancelled.
+            keys = self._cancelled.setdefault(user, OrderedDict())
+            keys[key] = None
+            if len(keys) > _MOST_CANCELLED:
+                keys.popitem(last=False)
+            if len(self._cancelled) > _MOST_USERS:
                 self._cancelled.popitem(last=False)
 
     async def _on_call(self, message: Msg) -> None:
         user, hexadecimal = message.subject.split(".")[-2:]
+        if not _has_inbox(message):
+            return  # nobody waits for it
         offer = self._served().get(hexadecimal)
         try:
             call = decode_call(message.data, time.time())
@@ -378,22 +394,27 @@ class FleetWorker:
             )
             await self._answer(message, CallAnswer(STATUS[outcome.code], outcome_error(outcome, id=call.id)))
             return
-        self._running[place] = _Running(None)
+        self._running[place] = _Running(reply=message.reply)
         self._start(self._serve_waited(message, user, call, offer), place)
 
     async def _serve_waited(self, message: Msg, user: str, call: FleetCall, offer: Offer) -> None:
         running = self._running[user, call.key]
-        await _quietly(self._nc.publish(message.reply, json.dumps({"worker": self._options.name}).encode()))
+        await self._say_that_it_runs(message.reply)
         began = time.time()
         done = self._refusal(user, call, offer)
         if done is None:
             done = await self._perform(running, user, call, offer, None)
+        running.reply = ""
         await self._answer(message, done.answer)
         self._counts["done"] += 1
         record = self._record(user, call, offer, done, began, 1)
         # Of its own, because a durable call may have the same id.
         subject = names.record(user, f"waited~{secrets.token_hex(12)}")
         await _quietly(self._js.publish(subject, json.dumps(record).encode()))
+
+    async def _say_that_it_runs(self, reply: str) -> None:
+        """Also for servers: one forgets the way back to another account that nobody uses for a minute."""
+        await _quietly(self._nc.publish(reply, json.dumps({"worker": self._options.name}).encode()))
 
     async def _answer(self, message: Msg, answer: CallAnswer) -> None:
         document = {"status": answer.status, "document": answer.document, "headers": dict(answer.headers)}
@@ -405,7 +426,7 @@ class FleetWorker:
         if call.plugin != offer.name:
             message = f"the plugin of this digest is {offer.name}, and the call is for {call.plugin[:200]}"
             outcome = Outcome("invalid_call", "call", message)
-        elif self._cancelled.pop((user, call.key), True) is None:
+        elif self._was_cancelled(user, call.key):
             outcome = _CANCELLED
         elif call.deadline <= time.time():
             outcome = _LATE
@@ -413,6 +434,13 @@ class FleetWorker:
             return None
         answer = CallAnswer(STATUS[outcome.code], outcome_error(outcome, id=call.id))
         return Performed(answer, outcome, "dead" if outcome is _LATE else "ended")
+
+    def _was_cancelled(self, user: str, key: str) -> bool:
+        keys = self._cancelled.get(user, OrderedDict())
+        found = keys.pop(key, True) is None
+        if not keys:
+            self._cancelled.pop(user, None)
+        return found
 
     async def _perform(
         self, running: _Running, user: str, call: FleetCall, offer: Offer, attempt: int | None
@@ -442,8 +470,10 @@ class FleetWorker:
 
     def _tell_progress(self, running: _Running, user: str, key: str, value: Mapping[str, Any]) -> None:
         running.reported += 1
-        raw = json.dumps(value).encode()
-        if running.reported <= _MOST_PROGRESS and len(raw) <= _MOST_PROGRESS_BYTES:
+        if (
+            running.reported <= _MOST_PROGRESS
+            and len(raw := json.dumps(value).encode()) <= _MOST_PROGRESS_BYTES
+        ):
             task = asyncio.get_running_loop().create_task(
                 _quietly(self._nc.publish(names.progress(user, key), raw))
             )
@@ -560,6 +590,9 @@ class FleetWorker:
         if held is None:
             return
         attempt = held.entry.attempt
+        if running.ended_by is _DRAINED:  # nothing ran
+            await self._release(running, user, call, held, 0.0)
+            return
         done = self._refusal(user, call, offer)
         if done is None:
             done = await self._perform(running, user, call, offer, attempt)
@@ -618,15 +651,20 @@ class FleetWorker:
             return None
 
     async def _runs(self, worker: str, user: str, key: str) -> bool:
-        """Whether a worker says that it runs a call. One that does not answer is lost."""
-        for _ in range(2):
-            try:
-                subject = names.ask(worker, user, key)
-                answer = await self._nc.request(subject, timeout=_ASK_SECONDS)
-                return bytes(answer.data) == b"running"
-            except (nats.errors.Error, TimeoutError):
-                pass
-        return False
+        """Whether another worker says that it runs a call. One that does not answer is lost."""
+        if worker == self._options.name or not names.is_token(worker):
+            return False  # an earlier life of this one: what it runs now does not come here
+        answer = await self._ask(worker, user, key)
+        if answer is None:
+            answer = await self._ask(worker, user, key)
+        return answer == b"running"
+
+    async def _ask(self, worker: str, user: str, key: str) -> bytes | None:
+        """What a worker says about a call; None if nothing."""
+        try:
+            return bytes((await self._nc.request(names.ask(worker, user, key), timeout=_ASK_SECONDS)).data)
+        except (nats.errors.Error, TimeoutError):
+            return None
 
     def _unknown(self, call: FleetCall, why: str) -> Performed:
         message = f"{why}, and nobody knows what it did"
@@ -650,12 +688,14 @@ class FleetWorker:
     ) -> None:
         entry = held.entry._replace(
             state="ended",
+            plugin=held.entry.plugin or offer.name,
+            tool=held.entry.tool or call.tool,
             nonce=held.entry.nonce if held.entry.worker == self._options.name else secrets.token_hex(12),
             ended=time.time(),
             status=done.answer.status,
             document=done.answer.document,
             record=self._record(user, call, offer, done, held.entry.began, held.entry.attempt),
-            dead=None if done.fate == "ended" else done.outcome.message,
+            dead=None if done.fate == "ended" else done.outcome.message[:_MOST_REASON],
         )
         written = await self._ledger.write(user, call.key, entry, held.revision)
         if written is None:
@@ -671,13 +711,23 @@ class FleetWorker:
     async def _tell_end(self, running: _Running, user: str, call: FleetCall, entry: LedgerEntry) -> None:
         """Its record, once, and then the stream forgets the call."""
         if entry.dead is not None:
-            told = {"id": call.id, "user": user, "reason": entry.dead, "call": call._asdict()}
+            told = {"id": call.id, "user": user, "reason": entry.dead, "at": entry.ended}
             row = {key: (entry.record or {}).get(key) for key in ("plugin", "digest", "code", "attempt")}
-            await self._ledger.publish_once(names.dead(user, call.key), {**told, **row, "at": entry.ended})
+            # Written by us it may be longer than as it came: 1e9 becomes 1000000000.0.
+            whole = {"call": call._asdict()} if len(json.dumps(call.input)) <= _MOST_KEPT_BYTES else {}
+            letter = {**told, **row, **whole}
+            await self._ledger.publish(names.dead(user, call.key), letter, once=True)
         await self._ledger.publish(names.record(user, call.key), entry.record or {})
         await _quietly(self._nc.publish(names.done(user, call.key), b""))
         if running.message is not None:
             await _quietly(running.message.ack())
+
+
+def _has_inbox(message: Msg) -> bool:
+    """Whether the answer goes to one. A worker may publish what submitters may not, and the servers let
+    anybody name any subject for the answer, such as a flag. "_R_." is a server's own, for a user of another
+    account."""
+    return message.reply.startswith(("_INBOX.", "_R_."))
 
 
 async def _quietly(sending: Awaitable[Any]) -> None:

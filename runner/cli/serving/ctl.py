@@ -47,7 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--fleet", metavar="URL|FILE", help=f"act on a fleet: {HELP_FLEET}")
     parser.add_argument(
-        "--replicas", metavar="N", type=int, default=1, help="with init: servers that have each message"
+        "--replicas",
+        metavar="N",
+        type=int,
+        help="with init: servers that have each message (default: as it is, and 1 at first)",
     )
     parser.add_argument(
         "--reason", metavar="TEXT", default="", help="with quarantine and drain of a fleet: what callers read"
@@ -99,7 +102,7 @@ def _act_on_fleet(args: argparse.Namespace) -> int:
     if action == "init":
         from runner.fleet.streams import FleetSizes, make_streams
 
-        if args.replicas not in (1, 3, 5):
+        if args.replicas not in (None, 1, 3, 5):
             raise ValueError(f"--replicas {args.replicas}: 1, 3 or 5, and as many servers")
         for line in with_fleet(args.fleet, lambda it: make_streams(it.nc, FleetSizes(args.replicas))):
             print(line)
@@ -113,7 +116,7 @@ def _act_on_fleet(args: argparse.Namespace) -> int:
     elif action == "show":
         print(json.dumps(with_fleet(args.fleet, operate.dead_letter, name), indent=2))
     elif action == "repeat":
-        print(with_fleet(args.fleet, operate.repeat, name))
+        print(printable(with_fleet(args.fleet, operate.repeat, name)))
     elif action == "cancel":
         with_fleet(args.fleet, lambda it: it.cancel(name))
     else:

@@ -114,7 +114,8 @@ def inside(url: str, act: Callable[[Inside], Awaitable[Any]]) -> Any:
     """Run it on asyncio, in a thread beside trio, as the product does."""
 
     async def on_asyncio(thread: AsyncioThread) -> Any:
-        async with open_client(read_address(url), stays=True) as client:
+        # A call that nobody ends would be waited for until its deadline.
+        async with asyncio.timeout(180), open_client(read_address(url), stays=True) as client:
             return await act(Inside(url, thread, client))
 
     async def main() -> Any:

@@ -40,16 +40,20 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bus, Pat
     seed = nkeys.encode_seed(os.urandom(32), nkeys.PREFIX_BYTE_USER)
     public = nkeys.from_seed(bytearray(seed)).public_key.decode()
     # A second submitter, made as the head of the file says.
-    start, end = CONF.index("may_submit_door"), CONF.index("# Each worker")
+    start, end = CONF.index("may_submit_door ="), CONF.index("# What the account")
     alice = CONF[start:end].replace("door", "alice")
     (folder / "fleet.conf").write_text(CONF + alice)
-    users = "".join(
+    ops, worker, door = (
         f"{{ user: {name}, password: {PASSWORD}, permissions: ${role} }}\n"
         for name, role in (("ops", "may_operate"), ("worker", "may_work"), ("door", "may_submit_door"))
     )
     extra = f"""
 include "../fleet.conf"
-authorization {{ users: [ {users} {{ nkey: {public}, permissions: $may_submit_alice }} ] }}
+accounts {{
+  FLEET {{ jetstream: enabled, exports: $fleet_offers, users: [ {ops} {worker} ] }}
+  DOOR {{ imports: $door_uses, users: [ {door} ] }}
+  ALICE {{ imports: $alice_uses, users: [ {{ nkey: {public}, permissions: $may_submit_alice }} ] }}
+}}
 tls {{ cert_file: "{folder}/server.pem", key_file: "{folder}/server.pem" }}
 """
     with bus_in(folder, 1, extra, make=False, scheme="tls") as bus:
@@ -59,6 +63,7 @@ tls {{ cert_file: "{folder}/server.pem", key_file: "{folder}/server.pem" }}
             (folder / f"{name}.key").chmod(0o600)
             (folder / f"{name}.toml").write_text(
                 f'servers = ["{bus.url}"]\nuser = "{name}"\n{key} = "@{name}.key"\nca = "ca.pem"\n'
+                + 'api = "runner.api"\n' * (name in ("door", "alice"))
             )
         bus.make(str(folder / "ops.toml"))
         yield bus, folder
@@ -140,6 +145,8 @@ REFUSED = [
     ("door", "$JS.API.CONSUMER.MSG.NEXT.RUNNER_CALLS.plugin_D", "publish"),
     ("door", "$JS.API.STREAM.MSG.GET.RUNNER_CALLS", "publish"),
     ("door", "$JS.ACK.RUNNER_CALLS.x", "publish"),
+    ("door", "runner.api.DIRECT.GET.KV_runner_calls.$KV.runner_calls.alice.same-id", "publish"),
+    ("door", "runner.api.DIRECT.GET.KV_runner_calls", "publish"),
     ("door", "_INBOX.alice.>", "subscribe"),
     ("door", "_INBOX.>", "subscribe"),
     ("door", "runner.done.alice.*", "subscribe"),
@@ -204,6 +211,71 @@ def test_a_submitter_cannot_read_the_answer_of_another(guarded: tuple[Bus, Path]
                 await door.result("same-id")
 
     asyncio.run(act())
+
+
+# Requests that a submitter may make, and subjects for the answer where it would do harm.
+ASKED = [
+    "{}.STREAM.INFO.KV_runner_workers",
+    "{}.CONSUMER.LIST.RUNNER_CALLS",
+    "{}.DIRECT.GET.KV_runner_workers.$KV.runner_workers.ended",
+    f"runner.durable.{{}}.{DIGEST}",
+    "runner.ask.asked.{}.x",
+    f"runner.call.{{}}.{DIGEST}",
+]
+HARMED = ["$KV.runner_flags.drain.{}", "$KV.runner_calls.alice.{}", "$JS.API.STREAM.DELETE.{}"]
+
+
+def test_an_answer_does_no_harm_where_a_submitter_sends_it(guarded: tuple[Bus, Path]) -> None:
+    """Servers do not ask whether a user may publish to the subject that it names for the answer."""
+    folder = guarded[1]
+    plain = Functions("plain", DIGEST)
+
+    async def act(thread: AsyncioThread) -> None:
+        async with (
+            connect(read_address(str(folder / "ops.toml")), "ops") as ops,
+            connect(read_address(str(folder / "door.toml")), "door") as door,
+            connect(read_address(str(folder / "worker.toml")), "asked") as bus,
+        ):
+
+            async def harm(user: str) -> int:
+                """How many of three are not as they were."""
+                found = 0
+                for stream, subject in zip(("flags", "calls"), HARMED, strict=False):
+                    info = await ops.js.stream_info(
+                        f"KV_runner_{stream}", subjects_filter=subject.format(user)
+                    )
+                    found += len(info.state.subjects or {})
+                return found + (user not in {each.config.name for each in await ops.js.streams_info()})
+
+            async def send(nc: NatsClient, api: str, user: str) -> None:
+                for asked in ASKED:
+                    subject = asked.format(user if asked.startswith("runner") else api)
+                    for harmed in HARMED:
+                        await nc.publish(subject, b"", reply=harmed.format(user))
+                await nc.flush()
+
+            for user in ("door", "ops"):
+                await ops.js.add_stream(name=user, subjects=[user])
+            await ops.js.publish("$KV.runner_workers.ended", b"", headers={"KV-Operation": "DEL"})
+            worker = FleetWorker(bus, thread, plain, WorkerOptions("asked"), lambda text: None)
+            ready = asyncio.Event()
+            task = asyncio.ensure_future(worker.run(ready.set))
+            await asyncio.wait_for(ready.wait(), 60)
+            await send(door.nc, "runner.api", "door")
+            # The control: in the account of the streams the same does all of it.
+            await send(ops.nc, "$JS.API", "ops")
+            while await harm("ops") < 3:  # noqa: ASYNC110 -- no event tells it
+                await asyncio.sleep(0.01)
+            await worker.drain(10)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert await harm("door") == 0
+
+    async def main() -> None:
+        async with open_asyncio_thread() as thread:
+            await thread.run(act, thread)
+
+    trio.run(main)
 
 
 def test_who_is_not_let_in(guarded: tuple[Bus, Path], tmp_path: Path) -> None:

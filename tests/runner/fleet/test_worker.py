@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 import time
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -52,9 +53,9 @@ async def waited_record(it: Inside, call: str) -> bool:
     return call in {json.loads(each or b"{}")["id"] for each in raw}
 
 
-async def put_entry(it: Inside, call: str, state: Any, **more: Any) -> None:
+async def put_entry(it: Inside, call: str, tool: str, state: Any, worker: Any = "gone", **more: Any) -> None:
     """What a worker left behind that is not there any more."""
-    entry = LedgerEntry(state, "gone", "n", 1, "plain", "x", time.time(), **more)
+    entry = LedgerEntry(state, worker, "n", 1, "plain", tool, time.time(), **more)
     assert await FleetLedger(it.client.js).write("anyone", call, entry, 0) is not None
 
 
@@ -106,7 +107,7 @@ def test_a_call_whose_worker_is_gone(bus: Bus, tool: str, state: str, runs: list
     async def act(it: Inside) -> None:
         plain, call = shelf(), f"gone-{tool}-{state}"
         ended = {"status": 200, "document": {"id": call, "value": "earlier"}, "record": {"code": "ok"}}
-        await put_entry(it, call, state, **(ended if state == "ended" else {}))
+        await put_entry(it, call, tool, state, **(ended if state == "ended" else {}))
         async with it.worker(plain):
             answer = await it.durable(plain, tool, call=call)
             assert plain.ran == runs
@@ -182,7 +183,7 @@ def test_deadlines_cancellation_and_messages_that_are_no_calls(bus: Bus) -> None
             await client.submit(plain.plugin, given)
         await client.js.publish(names.durable("anyone", plain.offer.digest), b'{"policy": "open"}')
         async with it.worker(plain) as worker:
-            worker._cancelled["anyone", "unwanted"] = None  # it was told before the call came
+            worker._cancelled["anyone"] = OrderedDict(unwanted=None)  # it was told before the call came
             late = (await it.until(lambda: client.result("late"))).document
             late = late or (await client.wait_for(new_call("plain", "read", call="late"))).document
             assert (late["error"]["code"], late["error"]["cause"]) == ("timeout", "deadline")
