@@ -122,10 +122,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_full_disk(error: OSError) -> bool:
-    """Whether the error is about writing our output. An error about another file has a file name."""
+    """Whether the error is about writing our output. An error about another file has a file name, and only
+    verbs print: what trio raises is about the machine."""
     import errno
 
-    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) and error.filename is None
+    where = error.__traceback__
+    while where is not None and where.tb_next is not None:
+        where = where.tb_next
+    prints = where is not None and not where.tb_frame.f_globals.get("__name__", "").startswith("trio.")
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+    return full and error.filename is None and prints
 
 
 def report_bug(error: Exception) -> int:

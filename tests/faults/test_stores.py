@@ -28,7 +28,8 @@ Sweep = Callable[[Scene], None]
 
 
 def some(scene: Scene) -> None:
-    faults = select(scene, 6)
+    kinds = "openat write fsync flock mkdirat mkdir renameat renameat2 rename unlinkat unlink"
+    faults = select(scene, " ".join(f"runner/{kind}" for kind in kinds.split()))
     scene.sweep([*faults, Fault(faults[-1].place, signal=signal.SIGKILL)], at_once=1)
 
 
