@@ -56,7 +56,8 @@ def manifest(plugin_dir: Path, write_file: Callable[..., Path]) -> Path:
     return write_file(plugin_dir / "mcp.json", json.dumps({"mcpServers": {"demo": entry}}))
 
 
-def test_an_approval(sweep: Sweep, runner_as: Caller, manifest: Path) -> None:
+def test_an_approval(sweep: Sweep, runner_as_user: Caller, manifest: Path) -> None:
+    runner_as = runner_as_user  # root's approvals belong to the whole machine
     folder = Path(runner_as.environ["XDG_CONFIG_HOME"]) / "runner"
 
     def listed() -> list[dict[str, object]]:
@@ -82,8 +83,11 @@ def test_an_approval(sweep: Sweep, runner_as: Caller, manifest: Path) -> None:
 
 
 @pytest.mark.launches
-def test_a_plan(sweep: Sweep, runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path]) -> None:
+def test_a_plan(
+    sweep: Sweep, runner_as_user: Caller, plugin_dir: Path, write_file: Callable[..., Path]
+) -> None:
     """A stored plan that is damaged, or half written, is not used: the launch is the same."""
+    runner_as = runner_as_user  # root's plans belong to the whole machine
     entry = {"command": "/bin/cat", "args": ["/proc/self/mountinfo"]}
     manifest = write_file(plugin_dir / "mcp.json", json.dumps({"mcpServers": {"demo": entry}}))
     os.utime(manifest, (1e9, 1e9))
@@ -97,8 +101,7 @@ def test_a_plan(sweep: Sweep, runner_as: Caller, plugin_dir: Path, write_file: C
             yield f"the next launch is another: {done}"
 
     def forget() -> None:
-        if runner_as.uid:
-            shutil.rmtree(folder / "runner", ignore_errors=True)
+        shutil.rmtree(folder / "runner", ignore_errors=True)
 
     sweep(Scene(runner_as, ["plan", str(manifest)], launches, before=forget))
 
