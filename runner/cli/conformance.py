@@ -149,8 +149,8 @@ def _refuse_options(args: argparse.Namespace) -> None:
     options += [each.words for each in args.limits if each.name != "deadline"]
     if options:
         raise ValueError(
-            f"{', '.join(options)}: not with --host, which runs your command as you would run it yourself, without a "
-            "cage; only --format and --deadline go with it"
+            f"{', '.join(options)}: not with --host, which runs your command as you would run it yourself, "
+            "without a cage; only --format and --deadline go with it"
         )
 
 
