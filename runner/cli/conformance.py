@@ -144,7 +144,9 @@ def _refuse_options(args: argparse.Namespace) -> None:
     usual = argparse.ArgumentParser()
     add_command_arguments(usual)
     names = [name for name in vars(usual.parse_args(["-"])) if name not in _OF_HOST]
-    given = [name.removeprefix("command_") for name in names if getattr(args, name) != usual.get_default(name)]
+    given = [
+        name.removeprefix("command_") for name in names if getattr(args, name) != usual.get_default(name)
+    ]
     options = [f"--{name.replace('_', '-')}" for name in given]
     options += [each.words for each in args.limits if each.name != "deadline"]
     if options:

@@ -41,7 +41,7 @@ class _Trial:
         self._faults: dict[Watch, tuple[str, tuple[TranscriptLine, ...]]] = {}
         self._messages = 0
         self._unready = ""  # why there is no handshake
-        # The verdict on rules that need one. A plugin that fails after a handshake that worked is not excused.
+        # The verdict on rules that need one. A handshake that worked before is no excuse.
         self._untried: Result = "n/a"
 
     async def run(self) -> None:
