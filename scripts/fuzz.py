@@ -55,8 +55,14 @@ def main() -> int:
         print("\n".join(TARGETS))
         return 0
     if len(args.targets) == 2 and args.targets[1] not in TARGETS:
-        print(_run_once(args.targets[0], Path(args.targets[1]).read_bytes()))
+        try:
+            raw = Path(args.targets[1]).read_bytes()
+        except OSError as error:
+            parser.error(f"{args.targets[1]}: {error.strerror}")
+        print(_run_once(args.targets[0], raw))
         return 0
+    if not args.seconds > 0:
+        parser.error("--seconds: it has to be more than 0")
     if unknown := [name for name in args.targets if name not in TARGETS]:
         parser.error(f"there is no target {unknown[0]}; scripts/fuzz --list prints them")
     names = args.targets or list(TARGETS)

@@ -17,6 +17,7 @@ from runner.cli.shared.options import (
     add_secrets,
     invocation_of,
     is_command,
+    limits_of,
 )
 from runner.cli.shared.text import say
 from runner.conformance.report import ConformanceReport, Verdict, as_json, as_junit, as_text
@@ -36,6 +37,9 @@ HELP = "try a plugin, in its cage, by each rule of its contract"
 EXAMPLE = """runner conformance CONTRACT ./my-plugin --call greet --input '{"name": "you"}'"""
 PASSES_ARGUMENTS = True
 
+_TIMEOUT = "10s"
+# The options that go with --host, as argparse names them. --deadline is one of the limits.
+_OF_HOST = ("rules", "host", "format", "limits", "arguments", "manifest")
 _BROKEN = 1  # exit status: at least one rule
 
 
@@ -70,7 +74,7 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", metavar="JSON|@FILE|-", help="its input")
     parser.add_argument("--kind", metavar="KIND", help="what NAME names, as for runner call")
     parser.add_argument(
-        "--timeout", metavar="TIME", default="10s", help="for each answer and for the exit; default: 10s"
+        "--timeout", metavar="TIME", help=f"for each answer and for the exit; default: {_TIMEOUT}"
     )
     parser.add_argument(
         "--host",
@@ -89,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         contract, book = _rules(args.rules)
         args.contract = None if is_command(args) else args.rules
         invocation, config = configured(invocation_of(args))
-        seconds = _seconds(args.timeout)
+        seconds = _seconds(_TIMEOUT if args.timeout is None else args.timeout)
         call = _call(args, contract)
         secrets = read_secrets(args) or Secrets()
     except ValueError as error:
@@ -121,15 +125,35 @@ def _try_host(args: argparse.Namespace) -> int:
             raise ValueError(
                 "write the host's command behind --: runner conformance CONTRACT --host -- COMMAND"
             )
-        given = [each.value for each in args.limits if each.name == "deadline"]
-        deadline = float(parse_limit("deadline", given[-1])) if given else DEADLINE_SECONDS
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the host ends too
+        _refuse_options(args)
+        limits = limits_of(args.limits)
+        deadline = DEADLINE_SECONDS if limits.deadline is None else float(limits.deadline)
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as by nohup
+                signal.signal(number, lambda number, frame: sys.exit(128 + number))  # the host ends too
         report = run_host(contract.name, args.arguments, deadline=deadline)
     except (ValueError, HostCommandFault) as error:
         say(f"runner conformance: {printable(str(error))}")
         return USAGE_ERROR
     print_report(report, args.format)
     return EXIT["ok"] if report.ok else _BROKEN
+
+
+def _refuse_options(args: argparse.Namespace) -> None:
+    """Raises ValueError if an option was given that does not go with --host: a host is not caged."""
+    usual = argparse.ArgumentParser()
+    add_command_arguments(usual)
+    names = [name for name in vars(usual.parse_args(["-"])) if name not in _OF_HOST]
+    given = [
+        name.removeprefix("command_") for name in names if getattr(args, name) != usual.get_default(name)
+    ]
+    options = [f"--{name.replace('_', '-')}" for name in given]
+    options += [each.words for each in args.limits if each.name != "deadline"]
+    if options:
+        raise ValueError(
+            f"{', '.join(options)}: not with --host, which runs your command as you would run it yourself, "
+            "without a cage; only --format and --deadline go with it"
+        )
 
 
 def print_report(report: ConformanceReport, form: str) -> None:
@@ -180,6 +204,8 @@ def _call(args: argparse.Namespace, contract: Contract) -> Call | None:
         if given is not None or args.kind is not None:
             raise ValueError("--input and --kind belong to a call: name it with --call")
         return None
+    if not args.call:
+        raise ValueError("--call: its value is empty; is a variable unset?")
     if kind not in contract.calls:
         raise ValueError(f"--kind {kind}: the contract {contract.name} has {', '.join(contract.calls)}")
     return Call(kind, args.call, given)

@@ -148,10 +148,8 @@ class RawConversation:
         while (frame := await self._next(until, wanted.decode())) is not None:
             value, kind, answered = self._judge(frame)
             key = encode(answered)
-            if kind == "request" and (answer := self._book.reply(value)) is not None:
-                # Not as a step: the plugin's own id may look like a fact.
-                await self._send(self._book.encode(encode(answer)))
             if kind != "answer":
+                await self._reply(kind, value)
                 continue
             if key == wanted and key in self._asked:
                 self._note_answer(key)
@@ -166,6 +164,12 @@ class RawConversation:
         if not step.or_exit or self._cell.has_ended is None:
             raise RuleBroken(f"{ended}, and did not answer")
 
+    async def _reply(self, kind: str, value: Any) -> None:
+        """Answer a plugin's own request."""
+        if kind == "request" and (answer := self._book.reply(value)) is not None:
+            # Not as a step: the plugin's own id may look like a fact.
+            await self._send(self._book.encode(encode(answer)))
+
     def _take_answer(self, step: See, value: Any) -> None:
         if fault := mismatch(fill(step.pattern, self.facts), value):
             raise RuleBroken(fault)
@@ -176,7 +180,8 @@ class RawConversation:
     async def _see_exit(self, statuses: tuple[int, ...]) -> None:
         until = trio.current_time() + self._seconds
         while (frame := await self._next(until, "null")) is not None:
-            self._judge_rest(frame)
+            # A plugin may ask its host for something before it exits.
+            await self._reply(*self._judge_rest(frame))
         with trio.move_on_at(until):
             await self._cell.over.wait()
         ended = self._cell.has_ended
@@ -240,11 +245,12 @@ class RawConversation:
             self._note("shape", fault)
         return read.value, *self._book.sort(read.value)
 
-    def _judge_rest(self, frame: bytes | str) -> None:
-        """A frame that no step waits for."""
+    def _judge_rest(self, frame: bytes | str) -> tuple[str, Any]:
+        """Judge a frame that no step waits for. Returns its kind and value."""
         value, kind, answered = self._judge(frame)
         if kind == "answer":
             self._check_answer(answered, value)
+        return kind, value
 
     def _check_answer(self, answered: Any, value: Any) -> None:
         key = encode(answered)

@@ -41,6 +41,8 @@ class _Trial:
         self._faults: dict[Watch, tuple[str, tuple[TranscriptLine, ...]]] = {}
         self._messages = 0
         self._unready = ""  # why there is no handshake
+        # The verdict on rules that need one. A handshake that worked before is no excuse.
+        self._untried: Result = "n/a"
 
     async def run(self) -> None:
         rules = [each for each in self._book.rules if each.watch is None]
@@ -52,13 +54,13 @@ class _Trial:
                         pass
         for rule in (*waiting, *(each for each in rules if each.own)):
             if rule.after_handshake and self._unready:
-                self._conclude(rule, "n/a", self._unready)
+                self._conclude(rule, self._untried, self._unready)
                 continue
             async with self._conversation() as talk:
                 if not rule.after_handshake or await self._is_ready(talk):
                     await self._try(rule, talk)
                 else:
-                    self._conclude(rule, "n/a", self._unready)
+                    self._conclude(rule, self._untried, self._unready)
 
     @asynccontextmanager
     async def _conversation(self) -> AsyncIterator[RawConversation]:
@@ -77,6 +79,8 @@ class _Trial:
             self._unready = f"it comes after the handshake, which failed: {broken}"
         except MissingFact as missing:
             self._unready = self._why_missing(str(missing))
+        else:
+            self._untried = "fail"
         return not self._unready
 
     async def _try(self, rule: TriedRule, talk: RawConversation) -> bool:

@@ -136,7 +136,7 @@ def _watch(
     """Run the command until it has ended, and until no process of the stand-in is left. Returns its status;
     None: it was ended at the deadline."""
     # A signal that ends the checker ends the host, too: none may come between the start and the `try`.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     try:
         host = subprocess.Popen(
             command,

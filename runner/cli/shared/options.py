@@ -373,7 +373,7 @@ def invocation_of(args: argparse.Namespace) -> Invocation:
         policy=args.policy,
         state_dir=args.state_dir,
         args=tuple(args.arguments),
-        overrides=Overrides(env=tuple(env), pass_env=tuple(names), limits=_limits(args.limits)),
+        overrides=Overrides(env=tuple(env), pass_env=tuple(names), limits=limits_of(args.limits)),
         options=contract_options_of(args),
         config=config_of(args.config),
     )
@@ -412,12 +412,13 @@ def _command_invocation(args: argparse.Namespace) -> Invocation:
         manifest="",
         policy=args.policy,
         state_dir=args.state_dir,
-        overrides=Overrides(limits=_limits(args.limits)),
+        overrides=Overrides(limits=limits_of(args.limits)),
         command=command_of(args),
     )
 
 
-def _limits(limits: Sequence[_LimitOption]) -> Limits:
+def limits_of(limits: Sequence[_LimitOption]) -> Limits:
+    """Raises ValueError."""
     if not limits:
         return Limits()
     from sandbox.units import parse_limit

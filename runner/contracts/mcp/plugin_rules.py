@@ -125,6 +125,13 @@ def _facts(plugin: Plugin | None, call: Call | None) -> dict[str, Any]:
     return {} if call is None else {"tool": call.name, "input": {} if call.input is None else call.input}
 
 
+def _reply(value: Any) -> Any:
+    """Each side may ping the other."""
+    if value.get("method") == "ping":
+        return {"jsonrpc": "2.0", "id": value.get("id"), "result": {}}
+    return no_such_method(value)
+
+
 _RULES = numbered(
     "mcp",
     (
@@ -314,7 +321,7 @@ BOOK = RuleBook(
     sort=sort_rpc,
     asks=rpc_asks,
     shape=rpc_shape,
-    reply=no_such_method,
+    reply=_reply,
     facts=_facts,
     missing={
         "tool": CALL_MISSING,

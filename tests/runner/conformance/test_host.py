@@ -179,7 +179,8 @@ def test_the_command_line(runner_as_user: Caller) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-def test_a_signal_ends_the_host_too(runner_as_user: Caller) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_host_too(runner_as_user: Caller, number: int) -> None:
     pipe = runner_as_user.home / "pid"
     os.mkfifo(pipe)
     os.chown(pipe, runner_as_user.uid, -1)
@@ -191,8 +192,8 @@ def test_a_signal_ends_the_host_too(runner_as_user: Caller) -> None:
     ):
         assert select.select([told_pid], [], [], 60.0)[0]
         pid, folder = told_pid.readline().split()
-        process.terminate()
-        assert process.wait() == 128 + signal.SIGTERM
+        process.send_signal(number)
+        assert process.wait() == 128 + number
     assert vanished({int(pid)})
     assert not Path(folder).exists()
 

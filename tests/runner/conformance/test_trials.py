@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -153,6 +154,14 @@ def test_every_rule_has_a_mutant_that_is_told_exactly_that(
         (["rune", ".", "--call", "x", "--kind", "hook"], "--kind hook: the contract rune has tool"),
         (["rune", ".", "--timeout", "soon"], "--timeout soon: "),
         (["rune", "--"], "there is no command"),
+        (["rune", ".", "--call", ""], "--call: its value is empty"),
+        (["rune", "--host", "--timeout", "10s", "--", "{folder}"], "--timeout: not with --host"),
+        (
+            ["rune", "--host", "--name", "a", "--read", "/", "--", "{folder}"],
+            "--name, --read: not with --host",
+        ),
+        (["rune", "--host", "--limit", "io=1M", "--", "{folder}"], "--limit io=1M: not with --host"),
+        (["rune", "--host", "--limit", "deadline", "--", "{folder}"], "--limit deadline: write NAME=VALUE"),
     ],
 )
 def test_wrong_usage(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,6 +184,52 @@ def test_a_plugin_that_is_not_launched_is_not_judged(runner_as: Caller, plugin_d
     done = runner_as("conformance", "mcp", "--read", "/root", "--", "/usr/bin/cat")
     assert (done.returncode, done.stdout) == (21, "") and done.stderr.startswith("runner: policy_denied")
     assert "Traceback" not in done.stderr
+
+
+# A plugin that asks its host before it exits, and starts only as often as its argument says.
+ASKS_AT_THE_END = """
+import json, sys
+starts, most = sys.argv[1], int(sys.argv[2])
+before = int(open(starts).read() or 0)
+print(before + 1, file=open(starts, "w"))
+def say(**fields):
+    print(json.dumps({"jsonrpc": "2.0", **fields}), flush=True)
+for line in sys.stdin if before < most else ():
+    try:
+        asked = json.loads(line)
+        method, number = asked["method"], asked["id"]
+    except (ValueError, KeyError, TypeError):
+        continue
+    if method == "initialize":
+        say(id=number, result={"manifest": {"plugin": {"id": "late"}}})
+    elif method == "shutdown":
+        say(id=number, result={"ok": True})
+        say(id="mine", method="memory.store", params={})
+        sys.exit(json.loads(sys.stdin.readline())["id"] != "mine")
+    else:
+        say(id=number, error={"code": -32601, "message": "no such method"})
+"""
+
+
+def test_a_request_before_the_exit_and_a_handshake_that_fails_later(runner_as_user: Caller) -> None:
+    broken = {}
+    for most in (100, 2):
+        starts = runner_as_user.home / f"starts-{most}"
+        starts.touch()
+        os.chown(starts, runner_as_user.uid, -1)
+        command = ("/usr/bin/python3", "-c", ASKS_AT_THE_END, starts, str(most))
+        done = runner_as_user("conformance", "--format", "json", "nexo", "--write", starts, "--", *command)
+        rules = json.loads(done.stdout)["rules"]
+        broken[most] = [each["id"] for each in rules if each["result"] == "fail"]
+    # The first two starts are that of the rules that share one, and that of nexo-01.
+    assert broken == {100: [], 2: ["nexo-20", "nexo-21", "nexo-22"]}
+
+
+def test_a_server_may_ping_its_host() -> None:
+    book = plugin_rules(find_contract("mcp"))
+    assert book is not None
+    assert book.reply({"method": "ping", "id": 7}) == {"jsonrpc": "2.0", "id": 7, "result": {}}
+    assert book.reply({"method": "roots/list", "id": 7})["error"]["code"] == -32601
 
 
 def test_a_flood_ends_a_trial_and_not_the_runner(runner_as: Caller) -> None:
