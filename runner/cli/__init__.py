@@ -437,7 +437,7 @@ def verb_groups() -> dict[str, list[str]]:
 def _overview() -> str:
     lines = ["usage: runner VERB …", "", "Runs a plugin you do not trust in a cage."]
     for group, verbs in verb_groups().items():
-        lines += ["", f"{group}:", *(f"  {verb:<11} {verb_help(verb)}" for verb in verbs)]
+        lines += ["", f"{group}:", *(f"  {verb:<12} {verb_help(verb)}" for verb in verbs)]
     lines += [
         "",
         "example:",
