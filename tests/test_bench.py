@@ -154,6 +154,7 @@ def test_without_bubblewrap_it_says_what_to_install() -> None:
 
 
 @installed
+@pytest.mark.broad
 @pytest.mark.launches
 @pytest.mark.needs("user")
 @pytest.mark.usefixtures("nothing_left")

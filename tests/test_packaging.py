@@ -122,6 +122,7 @@ def test_an_installed_copy_runs_without_the_checkout(wheel: Path, tmp_path: Path
         assert any(path.stat().st_mode & 0o111 for path in (plugin_dir / name).rglob("*") if path.is_file())
 
 
+@pytest.mark.broad
 def test_an_environment_of_its_own_needs_no_compiled_extra(
     wheel: Path, tmp_path: Path, plugin_dir: Path
 ) -> None:

@@ -31,7 +31,7 @@ def test_the_overview_has_every_verb_in_its_group(runner_as_user: Caller) -> Non
     assert said.returncode == 0 and said.stderr == ""
     parts = dict(part.split(":\n", 1) for part in said.stdout.split("\n\n") if ":\n" in part)
     for group, verbs in verb_groups().items():
-        assert parts[group].split("\n") == [f"  {verb:<11} {verb_help(verb)}" for verb in verbs]
+        assert parts[group].split("\n") == [f"  {verb:<12} {verb_help(verb)}" for verb in verbs]
     assert {"render", "wrap"} < {verb for verbs in verb_groups().values() for verb in verbs}
 
 

@@ -93,7 +93,7 @@ def test_the_verbs_that_start_nothing_know_it(toy_as_user: Caller, bear: Path) -
 
 
 def test_the_help_knows_its_verb_its_option_and_its_kind(toy_as_user: Caller) -> None:
-    assert "  recite      print the tools of a toy without starting it" in toy_as_user("--help").stdout
+    assert "  recite       print the tools of a toy without starting it" in toy_as_user("--help").stdout
     assert "usage: runner recite" in toy_as_user("recite", "--help").stdout
     assert "did you mean recite?" in toy_as_user("recit").stderr
     helped = toy_as_user("call", "--help").stdout
