@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from typing import IO, Final
+from typing import Final
 
 from runner.conformance import stand_in as stand_in_program
 from runner.conformance.host_checks import RUNS, HostRun, StandIn
@@ -110,11 +110,10 @@ def _run(name: str, command: Sequence[str], stand_in: StandIn, folder: str, dead
     kept = {key: getattr(stand_in, key) for key in ("framing", "large", "ask", "extra", "variables")}
     table = {"run": name, "told": told, "channels": CHANNELS, "replies": replies, **kept}
     _write(os.path.join(beside, "stand_in.json"), json.dumps({**table, "manifest": manifest}))
-    with closing(ToldListener(told)) as listener, tempfile.TemporaryFile() as output:
+    with closing(ToldListener(told)) as listener, _Printed() as output:
         words = [_filled(word, stand_in, folder) for word in command]
         status = _watch(name, words, listener, deadline, output)
-        output.seek(max(0, output.seek(0, os.SEEK_END) - _OUTPUT_BYTES))
-        printed = output.read(_OUTPUT_BYTES).decode("utf-8", "replace").strip()
+        printed = output.text()
     if listener.alive:
         make_channels(told)  # ends the process, and the next run has the channels for itself
     if listener.lost:
@@ -130,8 +129,37 @@ def _run(name: str, command: Sequence[str], stand_in: StandIn, folder: str, dead
     return HostRun(status, listener.logs)
 
 
+class _Printed:
+    """The end of what the host prints. All of it is read, so that a host that prints much goes on."""
+
+    def __init__(self) -> None:
+        self._read, self.write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        os.set_blocking(self.write, True)
+        self._kept = bytearray()
+
+    def __enter__(self) -> _Printed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._read)
+        os.close(self.write)
+
+    def fileno(self) -> int:
+        return self._read
+
+    def receive(self) -> None:
+        """Take what is there, a bounded part of it: other things are to be looked at, too."""
+        with suppress(BlockingIOError):
+            self._kept += os.read(self._read, 1 << 16)
+            del self._kept[:-_OUTPUT_BYTES]
+
+    def text(self) -> str:
+        self.receive()
+        return self._kept.decode("utf-8", "replace").strip()
+
+
 def _watch(
-    name: str, command: Sequence[str], listener: ToldListener, deadline: float, output: IO[bytes]
+    name: str, command: Sequence[str], listener: ToldListener, deadline: float, output: _Printed
 ) -> int | None:
     """Run the command until it has ended, and until no process of the stand-in is left. Returns its status;
     None: it was ended at the deadline."""
@@ -141,7 +169,7 @@ def _watch(
         host = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
-            stdout=output,
+            stdout=output.write,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, mask),
@@ -156,13 +184,17 @@ def _watch(
         with os.fdopen(os.pidfd_open(host.pid), "rb") as ended, selectors.DefaultSelector() as selector:
             selector.register(listener, selectors.EVENT_READ)
             selector.register(ended, selectors.EVENT_READ)
-            while host.poll() is None and selector.select(max(0.0, until - time.monotonic())):
+            selector.register(output, selectors.EVENT_READ)
+            while host.poll() is None and time.monotonic() < until:
+                selector.select(max(0.0, until - time.monotonic()))
                 listener.receive()
+                output.receive()
                 if name == "silent" and not called and any(log.of("called") for log in listener.logs):
                     called = True
                     host.send_signal(signal.SIGINT)
             status = host.poll()
             selector.unregister(ended)
+            selector.unregister(output)
             until = time.monotonic() + _LEFT_SECONDS
             while selector.select(max(0.0, until - time.monotonic()) if listener.alive else 0.0):
                 listener.receive()

@@ -25,6 +25,9 @@ _IN_CLOSE_NOWRITE: Final = 0x10
 _IN_Q_OVERFLOW: Final = 0x4000
 _EVENT: Final = struct.Struct("iIII")
 
+# The files of a channel, and the byte that opening one of them tells: each has two, which take turns.
+_BYTES: Final = {f"{half}{byte:02x}".encode(): byte for half in (0, 1) for byte in range(256)}
+
 _START: Final[dict[str, type]] = dict.fromkeys(("argv", "descriptors", "environ"), list)
 # What each record has, and of which type.
 _FACTS: Final[dict[str, dict[str, type]]] = {
@@ -45,7 +48,7 @@ def make_channels(folder: str) -> None:
     for number in range(CHANNELS):
         channel = os.path.join(folder, str(number))
         os.makedirs(channel, 0o755)
-        for name in ("lock", "alive", *(f"{half}{byte:02x}" for half in (0, 1) for byte in range(256))):
+        for name in ("lock", "alive", *(name.decode() for name in _BYTES)):
             os.close(os.open(os.path.join(channel, name), os.O_CREAT | os.O_WRONLY, 0o644))
 
 
@@ -134,8 +137,8 @@ class ToldListener:
             if mask & _IN_OPEN and len(self.processes) < _PROCESSES:
                 self._speaking[channel] = ToldProcess()
                 self.processes.append(self._speaking[channel])
-        elif len(name) == 3 and channel in self._speaking:
-            self._speaking[channel].hear(int(name[1:], 16))
+        elif name in _BYTES and channel in self._speaking:  # a host may open other files there
+            self._speaking[channel].hear(_BYTES[name])
 
     @property
     def alive(self) -> bool:

@@ -153,18 +153,20 @@ def test_the_official_client_keeps_the_rules_of_its_protocol() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "message"),
+    ("command", "message", "deadline"),
     [
-        (("true",), "write {manifest}, {folder} or {command}"),
-        (("/nowhere", "{folder}"), "/nowhere cannot be started: No such file or directory"),
-        (("sh", "-c", "echo what; exit 3", "{folder}"), "ended with 3, and no process .* It printed: what"),
-        (("sh", "-c", "sleep 1000", "{folder}"), r"did not end in 0.2 s \(--deadline\)"),
+        (("true",), "write {manifest}, {folder} or {command}", 60.0),
+        (("/nowhere", "{folder}"), "/nowhere cannot be started: No such file or directory", 60.0),
+        (("sh", "-c", "echo what; exit 3", "{folder}"), "ended with 3, and no process .*: what$", 60.0),
+        # More than a pipe holds, and more than is kept.
+        (("sh", "-c", "head -c 300000 /dev/zero | tr '\\0' x; exit 3", "{folder}"), ": x{2000}$", 60.0),
+        (("sh", "-c", "sleep 1000", "{folder}"), r"did not end in 0.2 s \(--deadline\)", 0.2),
     ],
 )
 @pytest.mark.usefixtures("nothing_left")
-def test_a_command_that_cannot_be_tried(command: tuple[str, ...], message: str) -> None:
+def test_a_command_that_cannot_be_tried(command: tuple[str, ...], message: str, deadline: float) -> None:
     with pytest.raises(HostCommandFault, match=f"(?i){message}"):
-        run_host("rune", command, deadline=0.2)
+        run_host("rune", command, deadline=deadline)
 
 
 @pytest.mark.usefixtures("nothing_left")
@@ -236,9 +238,11 @@ def test_what_is_told_has_a_bound() -> None:
 def test_the_channels_of_two_processes(tmp_path: Path) -> None:
     folder = str(tmp_path / "told")
     make_channels(folder)
+    (tmp_path / "told/0/xyz").touch()  # a host's own file
     listener = ToldListener(folder)
     try:
-        for name in ("0/000", "0/alive", "0/07b", "1/alive", "1/10a"):  # the first has no process
+        # The first has no process.
+        for name in ("0/000", "0/alive", "0/07b", "0/xyz", "1/alive", "1/10a"):
             os.close(os.open(os.path.join(folder, name), os.O_RDONLY))
         with open(os.path.join(folder, "0/alive")):
             listener.receive()
