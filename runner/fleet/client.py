@@ -365,8 +365,8 @@ class FleetClient:
         self, plugin: FleetPlugin, call: FleetCall, before: set[tuple[str, float]]
     ) -> str | None:
         """The worker that says that it runs the call; '' if one of them says nothing, and None if all of them
-        say that they have not got it. What a worker sends comes in order, so that there is no answer of it on
-        its way either."""
+        say that they have not got it. The messages of a worker arrive in order, so that its answer to the
+        call would have come before."""
         try:
             now = sorted(_who(await self.workers(), plugin))
         except NoFleet:

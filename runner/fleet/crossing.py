@@ -115,7 +115,7 @@ class CancelledOnTrio(Exception):
 
 @asynccontextmanager
 async def open_asyncio_thread() -> AsyncIterator[AsyncioThread]:
-    """Whoever uses it ends its own tasks on asyncio before the context ends."""
+    """The caller ends its own tasks on asyncio before it leaves the context."""
     failure: BaseException | None = None
     # What the body raises is kept until after the nursery, which would put it into a group.
     async with trio.open_nursery() as nursery:

@@ -72,14 +72,14 @@ def decode_entry(raw: bytes) -> LedgerEntry:
     """Raises ValueError."""
     found = wire.decode(raw)
     if not isinstance(found, dict) or found.get("state") not in get_args(EntryState):
-        raise ValueError("it is no entry of the ledger")
+        raise ValueError("it is not an entry of the ledger")
     try:
         entry = LedgerEntry(**{key: value for key, value in found.items() if key in LedgerEntry._fields})
     except TypeError as error:
-        raise ValueError(f"it is no entry of the ledger: {error}") from None
+        raise ValueError(f"it is not an entry of the ledger: {error}") from None
     for name, types in _TYPES.items():
         if not isinstance(getattr(entry, name), types):
-            raise ValueError(f"it is no entry of the ledger: {name} has the wrong type")
+            raise ValueError(f"it is not an entry of the ledger: {name} has the wrong type")
     return entry
 
 

@@ -40,6 +40,7 @@ _POLL_SECONDS = 1.0  # between looks for calls that nobody announced
 _FLAG_SECONDS = 10.0  # between readings of the flags; a change is told at once
 _PULL_SECONDS = 5.0
 _MOST_FETCHED = 32  # at once
+_MOST_FILLED = 0.9  # of the ledger, before no durable call begins: those that run need room for their ends
 _MOST_CANCELLED = 1000  # calls of a user that are not here, and must not begin when they come
 _MOST_USERS = 1000
 _MOST_REASON = 1000  # characters
@@ -51,6 +52,7 @@ _TRIAL_SECONDS = 60.0  # between trials of a node that is bad
 _ELSEWHERE_SECONDS = 2.0
 _ASK_SECONDS = 2.0
 _NODE = ("launch_failed", "sandbox_unavailable")
+_FULL = "the ledger of the fleet is nearly full, so that no durable call begins"
 
 WorkerState = Literal["ready", "drained", "draining", "bad"]
 _CANCELLED = Outcome("cancelled", "call", "the call was cancelled", "deleted")
@@ -118,6 +120,7 @@ class FleetWorker:
         self._due = asyncio.Event()  # there may be durable calls
         self._flagged = asyncio.Event()
         self._consumers: set[str] = set()
+        self._has_room = True  # in the ledger
         self._launch_failures = 0
         self._counts = {"done": 0, "late": 0}  # late: it was taken for dead, and its end came after another
 
@@ -204,12 +207,26 @@ class FleetWorker:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(names.BEAT_SECONDS)
+            await self._measure_ledger()
             await self._show()
             for running in list(self._running.values()):
                 if running.message is not None:
                     await _quietly(running.message.in_progress())
                 elif running.reply:
                     await self._say_that_it_runs(running.reply)
+
+    async def _measure_ledger(self) -> None:
+        """If it cannot be measured, what is known counts."""
+        try:
+            info = await self._js.stream_info(f"KV_{names.LEDGER}")
+        except (nats.errors.Error, TimeoutError):
+            return
+        had, most = self._has_room, info.config.max_bytes or 0
+        self._has_room = most <= 0 or info.state.bytes <= most * _MOST_FILLED
+        if had and not self._has_room:
+            self._say(f"{_FULL}; runner ps --fleet shows how full it is")
+        elif self._has_room and not had:
+            self._due.set()
 
     def presence(self) -> dict[str, Any]:
         held = {
@@ -227,7 +244,7 @@ class FleetWorker:
             "worker": self._options.name,
             "version": self._options.version,
             "state": self._state,
-            "reason": self._reason,
+            "reason": self._reason or ("" if self._has_room else _FULL),
             "slots": self._options.slots,
             "running": len(self._running),
             "since": self._since,
@@ -512,7 +529,7 @@ class FleetWorker:
         while True:
             self._due.clear()
             for offer in self._served().values():
-                while self._takes and (places := min(self._free, _MOST_FETCHED)) > 0:
+                while self._takes and self._has_room and (places := min(self._free, _MOST_FETCHED)) > 0:
                     if await self._fetch(offer, places) < places:
                         break
             try:
@@ -643,7 +660,7 @@ class FleetWorker:
                 # Its signs of life were lost, or the submitter has stored the call a second time.
                 await self._later(running, names.BEAT_SECONDS)
                 return None
-            # It had begun, and whoever began it is gone.
+            # It had begun, and the worker that began it is gone.
             if repeat_of(self._shelf, offer, call.tool) == "again" and attempt <= names.MOST_ATTEMPTS:
                 continue
             lost = f"the worker {found.entry.worker} was lost while the call ran"

@@ -54,7 +54,7 @@ _SHORTAGES = {
 
 def failure_of(error: Exception, stage: Stage | None, *, ran: bool = False) -> Failure:
     """The Failure for an error of a launch. `stage`: the last that was reached. `ran`: the plugin's program
-    may have run, so that whoever asked for it must not take it for one that was never started."""
+    may have run, so that the caller must not take it for one that was never started."""
     if isinstance(error, Failure):
         error.stage = error.stage or stage
         return error
