@@ -349,7 +349,7 @@ def test_a_waited_call_that_no_worker_got(bus: Bus, monkeypatch: pytest.MonkeyPa
     """A server drops a call that is on its way to a worker that unsubscribes. It is sent again only if every
     worker says that it has not got it."""
     monkeypatch.setattr("runner.fleet.client._TAKE_SECONDS", 0.1)
-    monkeypatch.setattr("runner.fleet.client._ASK_SECONDS", 0.2)
+    ask_worker = FleetClient._ask_worker
 
     async def act(it: Inside) -> None:
         plain = shelf()
@@ -358,8 +358,16 @@ def test_a_waited_call_that_no_worker_got(bus: Bus, monkeypatch: pytest.MonkeyPa
 
         async def drop(message: Msg) -> None:
             dropped.append(message)
-            await subscription.unsubscribe()
             await operate.set_flag(it.client, flag, None)
+            await subscription.unsubscribe()  # also ends this task
+
+        async def ask(self: FleetClient, asked: str, call: FleetCall) -> bytes:
+            if not answers:
+                return b""
+            # So that it is not sent again before somebody can get it.
+            await it.until(lambda: subscription._closed and worker._subscriptions)
+            await worker._nc.flush()
+            return await ask_worker(self, asked, call)
 
         async with it.worker(plain) as worker:
             await operate.set_flag(it.client, flag, "so that it does not subscribe")
@@ -368,8 +376,7 @@ def test_a_waited_call_that_no_worker_got(bus: Bus, monkeypatch: pytest.MonkeyPa
                 names.waited("*", plain.offer.digest), names.GROUP, cb=drop
             )
             await it.client.workers()
-            if not answers:
-                monkeypatch.setattr(FleetClient, "_ask_worker", _no_answer)
+            monkeypatch.setattr(FleetClient, "_ask_worker", ask)
             answer = await it.client.call(plain.plugin, new_call("plain", "pay"))
             assert len(dropped) == 1
             if answers:
@@ -380,8 +387,24 @@ def test_a_waited_call_that_no_worker_got(bus: Bus, monkeypatch: pytest.MonkeyPa
     inside(bus.url, act)
 
 
-async def _no_answer(self: FleetClient, worker: str, call: FleetCall) -> bytes:
-    return b""
+def test_no_durable_call_begins_when_the_ledger_is_nearly_full(
+    bus: Bus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(it: Inside) -> None:
+        plain = shelf()
+        await put_entry(it, "fills", "read", "waiting")
+        async with it.worker(plain) as worker:
+            monkeypatch.setattr("runner.fleet.worker._MOST_FILLED", 0.0)
+            await it.until(lambda: "nearly full" in worker.presence()["reason"])
+            await it.client.submit(plain.plugin, new_call("plain", "read", call="no-room"))
+            # Who waits is served all the same, and nothing was fetched meanwhile.
+            assert (await it.client.call(plain.plugin, new_call("plain", "pay"))).status == 200
+            assert plain.ran == [("pay", None)] and await it.client.result("no-room") is None
+            monkeypatch.setattr("runner.fleet.worker._MOST_FILLED", 0.9)
+            await it.until(lambda: plain.ran[1:] == [("read", 1)])
+            assert worker.presence()["reason"] == ""
+
+    inside(bus.url, act)
 
 
 def test_a_call_that_the_servers_lost_is_stored_again_and_runs_once(
