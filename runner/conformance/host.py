@@ -196,7 +196,10 @@ def _watch(
             selector.unregister(ended)
             selector.unregister(output)
             until = time.monotonic() + _LEFT_SECONDS
-            while selector.select(max(0.0, until - time.monotonic()) if listener.alive else 0.0):
+            # A host that runs on has its plugin still: there is nothing to wait for.
+            while (left := until - time.monotonic()) > 0 and selector.select(
+                left if listener.alive and status is not None else 0.0
+            ):
                 listener.receive()
     finally:
         if host.poll() is None:
