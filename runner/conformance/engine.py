@@ -36,6 +36,7 @@ async def try_plugin(
 class _Trial:
     def __init__(self, book: RuleBook, subject: TrialSubject, seconds: float) -> None:
         self._book, self._launch, self._seconds = book, subject.launch, seconds
+        self._has_manifest = subject.plugin is not None
         self._facts = TrialFacts(book.facts(subject.plugin, subject.call), book.make_id)
         self._verdicts: dict[str, Verdict] = {}  # by the rule's id
         self._faults: dict[Watch, tuple[str, tuple[TranscriptLine, ...]]] = {}
@@ -104,7 +105,8 @@ class _Trial:
         return result != "fail"
 
     def _why_missing(self, fact: str) -> str:
-        return self._book.missing.get(fact, f"{fact} is not known")
+        usual = f"{fact} is not known" if self._has_manifest else "a command has no manifest to compare with"
+        return self._book.missing.get(fact, usual)
 
     def _conclude(
         self,
