@@ -41,8 +41,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/fuzz",
         usage="scripts/fuzz [TARGET…] [--seconds N] [--seed N]\n       scripts/fuzz TARGET FILE",
-        description="Give parsers inputs that nobody would write. A fault is stored, with the line that runs it"
-        " again; exit status 1.",
+        description="Give parsers inputs that nobody would write. A fault is stored, with the line that runs"
+        " it again; exit status 1.",
     )
     parser.add_argument(
         "targets", nargs="*", metavar="TARGET", help="what to fuzz; without any, everything (see --list)"

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         say(f"runner conformance: {printable(str(error))}")
         return USAGE_ERROR
     from runner.cli.live.conformance import try_on_trio
-    from runner.conformance.subject import prepare_subject
+    from runner.conformance.engine import prepare_subject
     from runner.exceptions import PluginError, PluginFailure
 
     try:

@@ -63,7 +63,7 @@ def run_host(
     top = tempfile.mkdtemp(prefix="runner-host-")
     try:
         os.chmod(top, 0o755)  # a caged plugin may have a uid of its own, and has to read it
-        folder = os.path.join(top, stand_in.folder)
+        folder = os.path.join(top, "stand_in")
         _write_files(stand_in, folder)
         trial = {
             name: _run(name, command, stand_in, folder, deadline)
@@ -107,7 +107,7 @@ def _run(name: str, command: Sequence[str], stand_in: StandIn, folder: str, dead
     told = os.path.join(beside, "told")
     manifest = any("{manifest}" in word or "{folder}" in word for word in command)
     replies = {kind: reply._asdict() for kind, reply in stand_in.replies.items()}
-    kept = {key: getattr(stand_in, key) for key in ("framing", "large", "ask", "extra", "variables")}
+    kept = {key: getattr(stand_in, key) for key in ("framing", "large", "ask", "extra")}
     table = {"run": name, "told": told, "channels": CHANNELS, "replies": replies, **kept}
     _write(os.path.join(beside, "stand_in.json"), json.dumps({**table, "manifest": manifest}))
     with closing(ToldListener(told)) as listener, _Printed() as output:

@@ -53,12 +53,16 @@ class StandIn(NamedTuple):
     about: str  # what a host can call, for people
     replies: Mapping[str, StandInReply]  # by kind; "*" is any other request
     rules: tuple[NumberedHostRule, ...]
-    runs: tuple[str, ...]
     large: int = 1_000_000  # characters of the large answer
     ask: Any = None  # the request in the run "asks"
     extra: tuple[Any, ...] = ()  # messages in the run "extra"
-    variables: tuple[str, ...] = ("STAND_IN",)  # of its environment, whose values are told
-    folder: str = "stand_in"
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """Those of RUNS that this stand-in does something else in than in the plain one."""
+        special = {name for reply in self.replies.values() for name in reply.other}
+        special |= {"asks"} if self.ask is not None else set()
+        return tuple(name for name in RUNS if name in special or name not in ("asks", "impostor", "modern"))
 
 
 def result_of(result: Any) -> Any:
@@ -345,7 +349,7 @@ def has_variables(log: PluginLog, *, others: bool = True) -> str | None:
     """The process has STAND_IN=1, as the manifest says. `others`: it may have other variables too."""
     if not log.start.get("manifest"):
         return None
-    if log.start["values"].get("STAND_IN") != "1":
+    if log.start["variable"] != "1":
         return "it has no STAND_IN=1"
     # PWD says nothing but the working directory: bubblewrap and shells set it.
     more = [name for name in log.start["environ"] if name not in ("STAND_IN", "PWD")]

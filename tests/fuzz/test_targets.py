@@ -77,7 +77,9 @@ def test_a_fault_is_found_made_smaller_and_stored(
             fuzz.main()
 
 
-@pytest.mark.parametrize("words", [("nothing",), ("nothing", __file__), ("json", "/nowhere"), ("--seconds", "0")])
+@pytest.mark.parametrize(
+    "words", [("nothing",), ("nothing", __file__), ("json", "/nowhere"), ("--seconds", "0")]
+)
 def test_wrong_usage(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

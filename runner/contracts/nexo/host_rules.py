@@ -75,7 +75,6 @@ STAND_IN: Final = check.StandIn(
         "*": check.StandInReply(check.error_of(-32601)),
     },
     rules=check.number_rules("nexo", "Plugin Contract", _ROWS),
-    runs=tuple(name for name in check.RUNS if name != "modern"),
     large=60_000,  # a line may be as long as what a pipe holds, which is 64 KiB
     ask={"jsonrpc": "2.0", "id": 900, "method": "memory.recall", "params": {"agent_id": "a", "query": "q"}},
     extra=({"jsonrpc": "2.0", "method": "broker.publish", "params": {"topic": "not.allowed", "event": {}}},),

@@ -68,5 +68,4 @@ STAND_IN: Final = check.StandIn(
         ),
     },
     rules=check.number_rules("rune", "plugin protocol", _ROWS),
-    runs=("plain", "pieces", "extra", "large", "stderr", "error", "silent", "stubborn", "impostor"),
 )

@@ -110,7 +110,6 @@ STAND_IN: Final = check.StandIn(
         "shutdown": check.StandInReply(exits=True),
     },
     rules=check.number_rules("vai", "Plugin System", _ROWS),
-    runs=("plain", "pieces", "extra", "large", "stderr", "error", "silent", "stubborn", "impostor"),
     extra=(
         _frame("event", request_id="$id", event={"type": "progress", "message": "working"}),
         _frame("event", request_id="$id", event={"type": "unheard_of", "data": {}}),

@@ -75,7 +75,12 @@ def try_small_host(contract: str, fault: str, *runs: str, command: str = "{comma
 
 def words_of(caller: Caller, *words: str) -> list[str]:
     """A command line of `runner` with the caller's own environment: a host has that of the tests."""
-    return ["env", "-i", *(f"{key}={value}" for key, value in caller.environ.items()), *caller.command(*words)]
+    return [
+        "env",
+        "-i",
+        *(f"{key}={value}" for key, value in caller.environ.items()),
+        *caller.command(*words),
+    ]
 
 
 def broken(report: ConformanceReport) -> list[str]:
@@ -214,7 +219,7 @@ def test_a_host_that_is_ended_at_its_deadline_has_left_no_process(status: int | 
 
 # --- what the stand-in tells --------------------------------------------------------------------------------
 
-START = {"argv": [], "cwd": "/", "folder": "/", "descriptors": [0, 1, 2], "environ": [], "values": {}}
+START = {"argv": [], "cwd": "/", "folder": "/", "descriptors": [0, 1, 2], "environ": [], "variable": ""}
 
 
 def told(*lines: str) -> list[str]:
