@@ -59,7 +59,7 @@ class StandIn(NamedTuple):
 
     @property
     def runs(self) -> tuple[str, ...]:
-        """Those of RUNS that this stand-in does something else in than in the plain one."""
+        """The names of RUNS that this stand-in can do."""
         special = {name for reply in self.replies.values() for name in reply.other}
         special |= {"asks"} if self.ask is not None else set()
         return tuple(name for name in RUNS if name in special or name not in ("asks", "impostor", "modern"))

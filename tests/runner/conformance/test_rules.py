@@ -97,7 +97,8 @@ class TestEachBook:
             f"{name}-{number:02}" for number in range(1, len(book.rules) + 1)
         ]
         for each in book.rules:
-            assert each.rule.text.endswith(".") and each.rule.text.isprintable() and each.rule.place
+            assert each.rule.text.endswith(".") and each.rule.text.isprintable()
+            assert each.rule.place[:1].isalpha()  # it begins with the name of a text
             assert bool(each.steps) != bool(each.watch)
             assert all(need in book.missing for need in each.needs)
         assert {each.watch for each in book.rules} == {None, "message", "shape", "answer"}
