@@ -38,12 +38,27 @@ class TooSlow(BaseException):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="scripts/fuzz")
-    parser.add_argument("targets", nargs="*", metavar="TARGET")
-    parser.add_argument(
-        "--seconds", type=float, default=60.0, help="of processor time, for all of them together"
+    parser = argparse.ArgumentParser(
+        prog="scripts/fuzz",
+        usage="scripts/fuzz [TARGET…] [--seconds N] [--seed N]\n       scripts/fuzz TARGET FILE",
+        description="Give parsers inputs that nobody would write. A fault is stored, with the line that runs"
+        " it again; exit status 1.",
     )
-    parser.add_argument("--seed", type=int, default=int.from_bytes(os.urandom(4), "big"))
+    parser.add_argument(
+        "targets", nargs="*", metavar="TARGET", help="what to fuzz; without any, everything (see --list)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=60.0,
+        help="of processor time, for all of them together (default: 60)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=int.from_bytes(os.urandom(4), "big"),
+        help="the same seed makes the same inputs in the same order, where atheris is not installed",
+    )
     parser.add_argument("--list", action="store_true", help="print the targets")
     parser.add_argument("--atheris", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -54,13 +69,12 @@ def main() -> int:
     if args.list:
         print("\n".join(TARGETS))
         return 0
-    if len(args.targets) == 2 and args.targets[1] not in TARGETS:
+    if len(args.targets) == 2 and args.targets[0] in TARGETS and args.targets[1] not in TARGETS:
         try:
             raw = Path(args.targets[1]).read_bytes()
         except OSError as error:
-            parser.error(f"{args.targets[1]}: {error.strerror}")
-        print(_run_once(args.targets[0], raw))
-        return 0
+            parser.error(f"{args.targets[1]} is no target, and no file: {error.strerror}")
+        return _run_once(args.targets[0], raw)
     if not args.seconds > 0:
         parser.error("--seconds: it has to be more than 0")
     if unknown := [name for name in args.targets if name not in TARGETS]:
@@ -77,12 +91,15 @@ def main() -> int:
     return int(any(found))
 
 
-def _run_once(name: str, data: bytes) -> str:
+def _run_once(name: str, data: bytes) -> int:
+    """Print what the input means. Raises what the target raises. Returns 1 if it took too long."""
     from tests.fuzz.targets import TARGETS, meaning
 
     began = time.process_time()
     found = meaning(TARGETS[name], data)
-    return f"{name}: {found}: {time.process_time() - began:.3f} s"
+    took = time.process_time() - began
+    print(f"{name}: {found}: {took:.3f} s of processor time")
+    return int(took > MOST_SECONDS)
 
 
 # --- mutations ----------------------------------------------------------------------------------------------
@@ -118,6 +135,8 @@ def _forked(name: str, seconds: float, seed: int) -> bool:
         try:
             resource.setrlimit(resource.RLIMIT_AS, (_MOST_MEMORY, _MOST_MEMORY))
             code = int(_fuzz(name, seconds, seed, current))
+        except KeyboardInterrupt:
+            pass
         except BaseException:  # noqa: BLE001 -- the child has to end here
             traceback.print_exc()
         finally:
@@ -252,4 +271,7 @@ def _run_atheris(name: str, seconds: float, folder: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

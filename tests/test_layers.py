@@ -45,6 +45,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.contracts.registry",),
     ("runner.contracts.contract",),
     ("runner.conformance.host_checks",),
+    ("runner.conformance.rpc",),
     ("runner.conformance.rules",),
     ("runner.conformance.report",),
     ("runner.protocol.*",),

@@ -192,6 +192,7 @@ def verb_parser(
     import argparse
 
     module = verb_module(verb)
+    example = f"example:\n  {module.EXAMPLE}"
 
     class Parser(argparse.ArgumentParser):
         """A usage error is one line that says what to do."""
@@ -200,6 +201,11 @@ def verb_parser(
             if refuse is not None:
                 refuse("")
             super().print_help(file)
+
+        def format_help(self) -> str:
+            if not of_command and _takes_command(module):
+                self.epilog = f"{_command_help()}\n{example}"
+            return super().format_help()
 
         def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
             if refuse is not None:
@@ -221,7 +227,7 @@ def verb_parser(
     parser = Parser(
         prog=f"runner {verb}",
         description=module.HELP,
-        epilog=f"example:\n  {module.EXAMPLE}",
+        epilog=example,
         formatter_class=_formatter,
         allow_abbrev=False,
     )
@@ -230,6 +236,17 @@ def verb_parser(
     else:
         module.add_arguments(parser)
     return parser
+
+
+def _command_help() -> str:
+    """The options that go with a command, and not with a manifest, as --help shows them."""
+    import argparse
+
+    from runner.cli.shared.command import add_command
+
+    parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, add_help=False, formatter_class=_formatter)
+    add_command(parser)
+    return parser.format_help().lstrip()
 
 
 def _allow_advice(message: str) -> str:

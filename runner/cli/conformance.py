@@ -67,9 +67,7 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
         "rules", metavar="CONTRACT", help=f"whose rules: {', '.join(contract_names())}; see runner contracts"
     )
     parser.add_argument(
-        "--call",
-        metavar="NAME",
-        help="a call that succeeds, for the rules about calls: a tool, …",
+        "--call", metavar="NAME", help="a call that succeeds, for the rules about calls: a tool, …"
     )
     parser.add_argument("--input", metavar="JSON|@FILE|-", help="its input")
     parser.add_argument("--kind", metavar="KIND", help="what NAME names, as for runner call")
@@ -100,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         say(f"runner conformance: {printable(str(error))}")
         return USAGE_ERROR
     from runner.cli.live.conformance import try_on_trio
-    from runner.conformance.subject import prepare_subject
+    from runner.conformance.engine import prepare_subject
     from runner.exceptions import PluginError, PluginFailure
 
     try:

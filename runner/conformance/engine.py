@@ -9,23 +9,52 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import trio
 
-from runner.conformance.conversation import RawConversation, RuleBroken, converse
+from runner.conformance.conversation import CageLaunch, RawConversation, RuleBroken, converse
 from runner.conformance.report import Result, Transcript, TranscriptLine, Verdict
 from runner.conformance.rules import MissingFact, RuleBook, TrialFacts, TriedRule, Watch
-from runner.conformance.subject import TrialSubject
+from runner.contracts.contract import Contract
+from runner.launch.read import secret_contents
+from runner.launch.stages import Invocation
+from runner.plugin import Plugin
+from runner.protocol.dialect import Call
+from runner.protocol.secrets import Secrets
+from runner.session.prepared import cage_contents, complete_call, read_plugin
+from sandbox.speed.value import NamedTuple
 
-ANSWER_SECONDS = 10.0  # for each answer, unless the operator says otherwise
 _ANSWERS_TOGETHER = 30  # the whole trial may take as long as this many answers that do not come
 
 
-async def try_plugin(
-    book: RuleBook, subject: TrialSubject, seconds: float = ANSWER_SECONDS
-) -> tuple[Verdict, ...]:
-    """The verdict on each rule, in the order of the book. Raises PluginFailure if the plugin cannot be
-    launched."""
+class TrialSubject(NamedTuple):
+    """The plugin that is tried."""
+
+    launch: CageLaunch
+    plugin: Plugin | None  # None: it is a command
+    call: Call | None
+    secrets: Secrets  # none of these texts may be shown
+
+
+def prepare_subject(
+    invocation: Invocation, contract: Contract, call: Call | None, config: Any, secrets: Secrets
+) -> TrialSubject:
+    """Raises PluginError or PluginFailure: the manifest has a fault, or the call cannot succeed."""
+    if invocation.command is not None:
+        return TrialSubject(CageLaunch(invocation), None, call, Secrets())
+    plugin = read_plugin(invocation)
+    if contract.prepared_calls is None or call is None:
+        launch = CageLaunch(invocation, secret_contents(contract, secrets))
+        return TrialSubject(launch, plugin, call, secrets)
+    prepared = complete_call(invocation, call, secrets=secrets, config=config)
+    launch = CageLaunch(prepared.invocation, cage_contents(prepared))
+    return TrialSubject(launch, prepared.plugin, prepared.call, prepared.secrets)
+
+
+async def try_plugin(book: RuleBook, subject: TrialSubject, seconds: float) -> tuple[Verdict, ...]:
+    """The verdict on each rule, in the order of the book. `seconds`: for each answer. Raises PluginFailure if
+    the plugin cannot be launched."""
     trial = _Trial(book, subject, seconds)
     most = seconds * _ANSWERS_TOGETHER
     with trio.move_on_after(most):
@@ -36,6 +65,7 @@ async def try_plugin(
 class _Trial:
     def __init__(self, book: RuleBook, subject: TrialSubject, seconds: float) -> None:
         self._book, self._launch, self._seconds = book, subject.launch, seconds
+        self._has_manifest = subject.plugin is not None
         self._facts = TrialFacts(book.facts(subject.plugin, subject.call), book.make_id)
         self._verdicts: dict[str, Verdict] = {}  # by the rule's id
         self._faults: dict[Watch, tuple[str, tuple[TranscriptLine, ...]]] = {}
@@ -104,7 +134,8 @@ class _Trial:
         return result != "fail"
 
     def _why_missing(self, fact: str) -> str:
-        return self._book.missing.get(fact, f"{fact} is not known")
+        usual = f"{fact} is not known" if self._has_manifest else "a command has no manifest to compare with"
+        return self._book.missing.get(fact, usual)
 
     def _conclude(
         self,
@@ -119,17 +150,14 @@ class _Trial:
     def verdicts(self, untried: str) -> tuple[Verdict, ...]:
         """All of them. `untried`: the reason for a rule that was not tried."""
         for rule in self._book.rules:
-            if rule.unless is not None and [f"${each}" in self._facts for each in rule.unless] == [
-                True,
-                False,
-            ]:
+            known = [f"${each}" in self._facts for each in rule.unless or ()]
+            if known == [True, False]:
                 self._conclude(rule, "n/a", self._book.excuse)
-            if rule.watch is not None and (fault := self._faults.get(rule.watch)) is not None:
-                self._conclude(rule, "fail", *fault)
-            elif rule.watch is not None and self._messages:
-                self._conclude(rule, "pass", "")
+            if rule.watch in self._faults:
+                self._conclude(rule, "fail", *self._faults[rule.watch])
             elif rule.watch is not None:
-                self._conclude(rule, "n/a", "it wrote no message")
+                result: Result = "pass" if self._messages else "n/a"
+                self._conclude(rule, result, "" if self._messages else "it wrote no message")
         return tuple(
             self._verdicts.get(rule.rule.id, Verdict(rule.rule, "fail", untried)) for rule in self._book.rules
         )

@@ -63,7 +63,7 @@ def run_host(
     top = tempfile.mkdtemp(prefix="runner-host-")
     try:
         os.chmod(top, 0o755)  # a caged plugin may have a uid of its own, and has to read it
-        folder = os.path.join(top, stand_in.folder)
+        folder = os.path.join(top, "stand_in")
         _write_files(stand_in, folder)
         trial = {
             name: _run(name, command, stand_in, folder, deadline)
@@ -89,10 +89,11 @@ def _filled(word: str, stand_in: StandIn, folder: str) -> str:
 def _write_files(stand_in: StandIn, folder: str) -> None:
     for name, text in stand_in.files.items():
         _write(os.path.join(folder, name), text)
+    program = os.path.join(folder, stand_in.program)
     with open(stand_in_program.__file__, encoding="utf-8") as file:
-        _write(os.path.join(folder, stand_in.program), file.read())
-    os.chmod(os.path.join(folder, stand_in.program), 0o755)
-    make_channels(os.path.join(os.path.dirname(os.path.join(folder, stand_in.program)), "told"))
+        _write(program, file.read())
+    os.chmod(program, 0o755)
+    make_channels(os.path.join(os.path.dirname(program), "told"))
 
 
 def _write(path: str, text: str) -> None:
@@ -107,10 +108,10 @@ def _run(name: str, command: Sequence[str], stand_in: StandIn, folder: str, dead
     told = os.path.join(beside, "told")
     manifest = any("{manifest}" in word or "{folder}" in word for word in command)
     replies = {kind: reply._asdict() for kind, reply in stand_in.replies.items()}
-    kept = {key: getattr(stand_in, key) for key in ("framing", "large", "ask", "extra", "variables")}
+    kept = {key: getattr(stand_in, key) for key in ("framing", "large", "ask", "extra")}
     table = {"run": name, "told": told, "channels": CHANNELS, "replies": replies, **kept}
     _write(os.path.join(beside, "stand_in.json"), json.dumps({**table, "manifest": manifest}))
-    with closing(ToldListener(told)) as listener, _Printed() as output:
+    with closing(ToldListener(told)) as listener, closing(_Printed()) as output:
         words = [_filled(word, stand_in, folder) for word in command]
         status = _watch(name, words, listener, deadline, output)
         printed = output.text()
@@ -137,10 +138,7 @@ class _Printed:
         os.set_blocking(self.write, True)
         self._kept = bytearray()
 
-    def __enter__(self) -> _Printed:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         os.close(self._read)
         os.close(self.write)
 
@@ -196,7 +194,10 @@ def _watch(
             selector.unregister(ended)
             selector.unregister(output)
             until = time.monotonic() + _LEFT_SECONDS
-            while selector.select(max(0.0, until - time.monotonic()) if listener.alive else 0.0):
+            # A host that runs on has its plugin still: there is nothing to wait for.
+            while (left := until - time.monotonic()) > 0 and selector.select(
+                left if listener.alive and status is not None else 0.0
+            ):
                 listener.receive()
     finally:
         if host.poll() is None:

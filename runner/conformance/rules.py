@@ -19,7 +19,9 @@ from typing import Any, Literal
 from runner.conformance.report import ContractRule
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call
-from runner.protocol.framing import Framing
+from runner.protocol.frames import line
+from runner.protocol.framing import Framing, LineFraming
+from runner.protocol.header_frames import header_frame
 from runner.protocol.wire import encode
 from sandbox.document.diagnostic import cut, printable
 from sandbox.speed.value import NamedTuple
@@ -94,34 +96,62 @@ class RuleBook(NamedTuple):
     """The rules of a contract."""
 
     framing: Framing
-    encode: Callable[[bytes], bytes]  # a frame with its newline or header
     rules: tuple[TriedRule, ...]
     handshake: tuple[Step, ...]
     sort: Callable[[Any], Sort]
     asks: Callable[[Any], Any]  # what a message that is sent asks for, as `sort` names it; None: nothing
     shape: Callable[[Any], str]  # returns what is wrong with a message, or ''
-    reply: Callable[[Any], Any]  # the answer to a plugin's own request, or None
     # What is known from the manifest and from a call that succeeds. None: there is none.
     facts: Callable[[Plugin | None, Call | None], dict[str, Any]]
-    missing: Mapping[str, str] = {}  # fact -> why rules that need it do not apply
+    # Fact -> why rules that need it do not apply. A fact of the manifest needs no row.
+    missing: Mapping[str, str]
+    reply: Callable[[Any], Any] = lambda value: None  # the answer to a plugin's own request, or None
     excuse: str = ""  # why rules with `unless` do not apply
     make_id: Callable[[int], Any] = int
 
+    def encode(self, body: bytes) -> bytes:
+        """A frame with its newline or header."""
+        return line(body) if isinstance(self.framing, LineFraming) else header_frame(body)
 
-def numbered(contract: str, *rules: tuple[Any, ...]) -> tuple[TriedRule, ...]:
-    """Number the rules of a contract from 01. Each is (sentence, place, steps or watch, {other fields}?)."""
+
+# A rule without its number: (sentence, place, steps or one step or watch, {other fields}?).
+Row = tuple[Any, ...]
+
+
+def numbered(contract: str, source: str, *rows: Row) -> tuple[TriedRule, ...]:
+    """Number the rules of a contract from 01. `source` is the name of its text, and stands before a place
+    that is a section (§)."""
     made = []
-    for number, (text, place, what, *more) in enumerate(rules, 1):
-        rule = ContractRule(f"{contract}-{number:02}", text, place)
+    for number, (text, place, what, *more) in enumerate(rows, 1):
+        place = f"{source} {place}" if place.startswith("§") else place
         fields = dict(more[0]) if more else {}
-        fields["watch" if isinstance(what, str) else "steps"] = what
-        made.append(TriedRule(rule, **fields))
+        if isinstance(what, str):
+            fields["watch"] = what
+        else:
+            fields["steps"] = (what,) if isinstance(what, Step) else what
+        made.append(TriedRule(ContractRule(f"{contract}-{number:02}", text, place), **fields))
     return tuple(made)
 
 
 CALL_MISSING = "name a call that succeeds: --call NAME --input JSON"  # a reason for RuleBook.missing
 OWN = {"own": True}  # fields of rules
 FIRST = {"own": True, "after_handshake": False}  # tried in place of the handshake, or before it
+ENDS_WITH_STDIN: tuple[Step, ...] = (CloseInput(), SeeExit(()))
+
+
+def in_pieces(place: str, message: Any, pieces: int, *fields: Any) -> Row:
+    steps = (Say(message, pieces=pieces), See("#1"))
+    return "A request that arrives in pieces is answered.", place, steps, *fields
+
+
+def long_request(place: str, message: Any, size: int, *fields: Any) -> Row:
+    steps = (Say(message, size=size), See("#1"))
+    return f"A request of {size} bytes is answered.", place, steps, *fields
+
+
+def called(call: Call | None) -> dict[str, Any]:
+    """The facts about a call."""
+    return {} if call is None else {"tool": call.name, "input": {} if call.input is None else call.input}
 
 
 # --- messages and patterns ----------------------------------------------------------------------------------
@@ -232,26 +262,18 @@ def _member(key: str, pattern: Any, value: dict[str, Any], where: str) -> str:
 
 def contains(names: Iterable[str]) -> Callable[[Any], str]:
     """A pattern: an array with all of these."""
-    wanted = sorted(names)
-
-    def check(value: Any) -> str:
-        if not isinstance(value, list):
-            return "it is not an array"
-        return next((f"{shown(each)} is missing" for each in wanted if each not in value), "")
-
-    return check
+    return lambda value: _first_of(sorted(names), value, value, "is missing")
 
 
 def within(names: Iterable[str]) -> Callable[[Any], str]:
     """A pattern: an array that has nothing else than these."""
-    known = sorted(names)
+    return lambda value: _first_of(value, names, value, "is not declared")
 
-    def check(value: Any) -> str:
-        if not isinstance(value, list):
-            return "it is not an array"
-        return next((f"{shown(each)} is not declared" for each in value if each not in known), "")
 
-    return check
+def _first_of(wanted: Any, there: Any, value: Any, fault: str) -> str:
+    if not isinstance(value, list):
+        return "it is not an array"
+    return next((f"{shown(each)} {fault}" for each in wanted if each not in there), "")
 
 
 def not_blank(value: Any) -> str:
@@ -270,58 +292,3 @@ def _is_of(value: Any, kind: Any) -> bool:
 def shown(value: Any, most: int = 80) -> str:
     """A value of the peer as JSON, of at most so many characters and safe to print."""
     return printable(cut(encode(value).decode(), most))
-
-
-# --- JSON-RPC -----------------------------------------------------------------------------------------------
-
-
-def request(method: str, params: Any = None, as_id: Any = "#1") -> dict[str, Any]:
-    made = {"jsonrpc": "2.0", "id": as_id, "method": method}
-    return made if params is None else {**made, "params": params}
-
-
-def notice(method: str, params: Any = None) -> dict[str, Any]:
-    made = request(method, params)
-    del made["id"]
-    return made
-
-
-def ask(method: str, params: Any, result: Any, as_id: str = "#1", **see: Any) -> tuple[Step, ...]:
-    """A request whose answer is a result of this shape."""
-    return Say(request(method, params, as_id)), See(as_id, {"result": result}, **see)
-
-
-def refused(method: str, params: Any, code: Any = int, as_id: str = "#1", **see: Any) -> tuple[Step, ...]:
-    """A request whose answer is an error with this code."""
-    return Say(request(method, params, as_id)), See(as_id, {"error": {"code": code}}, **see)
-
-
-def sort_rpc(value: Any) -> Sort:
-    if not isinstance(value, dict):
-        return "other", None
-    if "method" in value:
-        return ("request", value["id"]) if value.get("id") is not None else ("other", None)
-    return ("answer", value.get("id")) if {"id", "result", "error"} & value.keys() else ("other", None)
-
-
-def rpc_asks(message: Any) -> Any:
-    return message.get("id") if "method" in message else None
-
-
-def rpc_shape(value: Any) -> str:
-    """Returns what is wrong with a message of JSON-RPC 2.0, or ''."""
-    if not isinstance(value, dict):
-        return f"a message is {shown(value)}, and not an object"
-    if value.get("jsonrpc") != "2.0":
-        return f'jsonrpc is {shown(value.get("jsonrpc"))}, and not "2.0"'
-    if "method" in value:
-        return mismatch({"method": str, "params?": (dict, list, None)}, value)
-    if ("result" in value) == ("error" in value):
-        return "an answer has both result and error, or neither"
-    return mismatch({"error?": {"code": int, "message": str}}, value)
-
-
-def no_such_method(value: Any) -> Any:
-    """The answer to a plugin's request for something that is not offered."""
-    error = {"code": -32601, "message": "this host offers nothing during a trial"}
-    return {"jsonrpc": "2.0", "id": value.get("id"), "error": error}

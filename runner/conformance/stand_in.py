@@ -106,7 +106,7 @@ class StandInProgram:
             folder=self._folder,
             descriptors=descriptors,
             environ=sorted(environ),
-            values={name: environ[name] for name in self._table["variables"] if name in environ},
+            variable=environ.get("STAND_IN", ""),
             manifest=self._table["manifest"],
         )
 

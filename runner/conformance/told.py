@@ -31,7 +31,7 @@ _BYTES: Final = {f"{half}{byte:02x}".encode(): byte for half in (0, 1) for byte 
 _START: Final[dict[str, type]] = dict.fromkeys(("argv", "descriptors", "environ"), list)
 # What each record has, and of which type.
 _FACTS: Final[dict[str, dict[str, type]]] = {
-    "start": {**_START, "cwd": str, "folder": str, "values": dict},
+    "start": {**_START, "cwd": str, "folder": str, "variable": str},
     "frame": {"text": str, "size": int, "fault": str},
     "sent": {"text": str},
     "early": {"more": bool},

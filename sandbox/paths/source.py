@@ -172,8 +172,6 @@ def _judge_source(
         raise SourceRefused(
             "source_changed", asked, "it was moved, removed or mounted over while it was opened", "try again"
         )
-    if mount.fstype in KERNEL_FILESYSTEMS:
-        raise _kernel(asked, asked, mount.fstype)
     below = mounts.below(real)
     for mounted in below:
         if mounted.fstype in KERNEL_FILESYSTEMS:

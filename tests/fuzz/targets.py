@@ -56,6 +56,7 @@ from sandbox.network.rules import parse_authority, parse_ports, parse_rule
 from sandbox.policy.load import _CLASSES as POLICY_CLASSES
 from sandbox.policy.parse import parse_policy
 from sandbox.policy.policy import LIMIT_NAMES
+from sandbox.spec import DURATIONS
 from sandbox.speed import codec
 from sandbox.units import parse_limit
 from tests.runner.contracts.test_call_and_inspect import TABLES, Stream, Talk, _plugin, body
@@ -159,6 +160,8 @@ class Conversation(Talk):
 
 
 _OF_THE_CALL = (("tool_not_exposed", "exposed_tools"),)
+# Each costs about 40 µs, however short it is: 64 KiB of newlines would take longer than an input may.
+_MOST_MESSAGES = 4096
 
 
 def _dialect(contract: str) -> Target:
@@ -172,7 +175,7 @@ def _dialect(contract: str) -> Target:
         first, rest = data[:1], data[1:]
         talk = Conversation(contract, sum(first) % 3)
         rest = rest.replace(b'"$ID"', json.dumps(talk.id).encode())
-        for raw in [Stream(rest)] if first >= b"\x80" else rest.split(b"\n"):
+        for raw in [Stream(rest)] if first >= b"\x80" else rest.split(b"\n")[:_MOST_MESSAGES]:
             if talk.called is None and talk.inspected is None:
                 talk.say(raw)
         # Who reads along does not know the call before it is made.
@@ -445,11 +448,11 @@ def _words(data: bytes) -> object:
     """Short texts that options, manifests and files of the system have."""
     text = _text(data)
     acts: Sequence[Callable[[], object]] = (
-        *(lambda name=name: parse_limit(name, text) for name in LIMIT_NAMES),
+        *(lambda name=name: _limit(name, text) for name in LIMIT_NAMES),
         lambda: parse_host(text),
         lambda: parse_rule(text, default_ports=(443,), ranges=True),
         lambda: parse_authority(text, 443),
-        lambda: parse_ports(text),
+        lambda: _ports(text),
         lambda: admits(text, (1, 2, 3)),
         lambda: is_version(text),
         lambda: parse_dotenv(text),
@@ -476,6 +479,16 @@ def _words(data: bytes) -> object:
         reference = parse_reference(text)
         assert parse_reference(str(reference)) == reference
     return "".join(found)
+
+
+def _limit(name: str, text: str) -> None:
+    amount = parse_limit(name, text)
+    assert 0 < amount < float("inf") and (name in (*DURATIONS, "cpu") or type(amount) is int)
+
+
+def _ports(text: str) -> None:
+    pairs = [(0, 0), *parse_ports(text)]
+    assert all(last < first <= end <= 65535 for (_, last), (first, end) in itertools.pairwise(pairs))
 
 
 _WORDS = (
@@ -533,8 +546,15 @@ def _tar_examples() -> Iterator[bytes]:
 
 def _signature(data: bytes) -> object:
     with contextlib.suppress(DocumentError):
-        return len(parse_keys("/etc/runner/keys", data))
-    return parse_signature(data)._replace(signature="").message != b""
+        keys = parse_keys("/etc/runner/keys", data)
+        assert all(name == key.key_id for name, key in keys.items())
+        return len(keys)
+    signature = parse_signature(data)
+    fields = signature._asdict()
+    assert parse_signature(json.dumps(fields).encode()) == signature
+    del fields["signature"]
+    assert json.loads(signature.message) == fields
+    return "signature"
 
 
 _SIGNED = {
@@ -551,17 +571,22 @@ _SIGNED = {
 
 def _oci(data: bytes) -> object:
     added = artifact.Descriptor(artifact.SIGNATURE, artifact.digest_of(b""), 2)
+    acts: dict[str, Callable[[], list[artifact.Descriptor]]] = {
+        "package": lambda: [artifact.read_package(data).layer],
+        "signature": lambda: [artifact.read_signature(data, artifact.digest_of(b"{}"))],
+        "added": lambda: artifact.read_referrers(artifact.add_to_index(data, added)),
+        "referrers": lambda: artifact.read_referrers(data),
+    }
     found = []
-    for act in (
-        lambda: artifact.read_package(data),
-        lambda: artifact.read_signature(data, artifact.digest_of(b"{}")),
-        lambda: artifact.read_referrers(artifact.add_to_index(data, added)),
-        lambda: artifact.read_referrers(data),
-    ):
+    for name, act in acts.items():
         try:
-            found.append(type(act()).__name__)
+            read = act()
         except PackageFault as fault:
             found.append(fault.rule)
+            continue
+        found.append(name)
+        assert all(re.fullmatch("sha256:[0-9a-f]{64}", each.digest) and each.size >= 0 for each in read)
+        assert name != "added" or read[-1] == added
     return " ".join(found)
 
 

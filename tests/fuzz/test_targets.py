@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import sys
 from pathlib import Path
 from random import Random
 
@@ -64,4 +66,24 @@ def test_a_fault_is_found_made_smaller_and_stored(
     assert fuzz._forked("planted", 0.3, 1)
     (stored,) = (tmp_path / "tests/fuzz/inputs/planted").iterdir()
     assert stored.read_bytes() == (b"ab" if act is not _die else b"xxxxabxxxx")
-    assert words in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert words in said
+    again = re.search(r"again: scripts/fuzz (\S+) (\S+)\n", said)
+    assert again is not None
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fuzz", *again.groups()])
+    if act is _raise:
+        with pytest.raises(AssertionError):
+            fuzz.main()
+
+
+@pytest.mark.parametrize(
+    "words", [("nothing",), ("nothing", __file__), ("json", "/nowhere"), ("--seconds", "0")]
+)
+def test_wrong_usage(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["fuzz", *words])
+    with pytest.raises(SystemExit, match="2"):
+        fuzz.main()
+    assert "scripts/fuzz: error: " in capsys.readouterr().err

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from runner.cli.live.session import cancelled_by_signals, interrupted, run_on_trio
-from runner.conformance.engine import try_plugin
+from runner.conformance.engine import TrialSubject, try_plugin
 from runner.conformance.report import Verdict
 from runner.conformance.rules import RuleBook
-from runner.conformance.subject import TrialSubject
 from runner.exceptions import PluginFailure
 
 

@@ -104,7 +104,6 @@ STAND_IN: Final = check.StandIn(
         "*": check.StandInReply(check.error_of(-32601)),
     },
     rules=check.number_rules("ainb", "plugin contract v2", _ROWS),
-    runs=("plain", "pieces", "extra", "large", "stderr", "error", "asks", "silent", "stubborn"),
     ask={"jsonrpc": "2.0", "id": 900, "method": "host/snapshot/get", "params": {"topic": "stand_in.topic"}},
     extra=(
         {"jsonrpc": "2.0", "method": "host/log", "params": {"level": "info", "message": "working"}},

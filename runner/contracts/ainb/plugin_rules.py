@@ -5,8 +5,10 @@ from __future__ import annotations
 import binascii
 from typing import Any
 
+from runner.conformance import rpc
 from runner.conformance.rules import (
     CALL_MISSING,
+    ENDS_WITH_STDIN,
     FIRST,
     OWN,
     PAD,
@@ -17,17 +19,11 @@ from runner.conformance.rules import (
     See,
     SeeExit,
     Step,
-    ask,
+    in_pieces,
+    long_request,
     mismatch,
-    no_such_method,
     not_blank,
-    notice,
     numbered,
-    refused,
-    request,
-    rpc_asks,
-    rpc_shape,
-    sort_rpc,
 )
 from runner.contracts.ainb.calls import CLI_DISPATCH, RENDER
 from runner.contracts.ainb.declared import declared_by
@@ -39,16 +35,15 @@ from runner.protocol.dialect import Call
 from runner.protocol.framing import HeaderFraming
 from runner.protocol.header_frames import header_frame
 
-_DOC = "plugin contract v2"
 _FLOOD = 64  # keys at once
 _DENIED = -32001
 
 _PARAMS = {"manifest_path": "$manifest", "granted_capabilities": "$granted", "abi_version": ABI_VERSION}
-_HANDSHAKE: tuple[Step, ...] = ask(INIT, _PARAMS, dict, keep=(("about", "result"),))
+_HANDSHAKE = rpc.ask(INIT, _PARAMS, dict, keep=(("about", "result"),))
 _NAMED = {"name": not_blank, "version": not_blank}
 _UNKNOWN = "plugin/trial_no_such_method"
-_ALIVE = refused(_UNKNOWN, {}, int, "#alive", alone=True)
-_KEY = {"code": {"type": "esc"}, "mods": 0, "kind": "press"}
+_ALIVE = rpc.refused(_UNKNOWN, {}, int, "#alive", alone=True)
+_EVENT, _KEY = "plugin/handle_event", "plugin/handle_key"
 _COLOUR = (None, {"r": int, "g": int, "b": int})
 _SCREEN, _COMMAND = {"needs": ("screen",)}, {"needs": ("namespace",)}
 
@@ -97,7 +92,12 @@ _BUFFER = {"buffer": {"width": int, "height": int, "cells": _cells}}
 
 def _render(width: int, height: int, as_id: str = "#1", **see: Any) -> tuple[Step, ...]:
     params = {"viewport": {"width": width, "height": height}, "generation": 0}
-    return ask(RENDER, params, _BUFFER, as_id, **see)
+    return rpc.ask(RENDER, params, _BUFFER, as_id, **see)
+
+
+def _pressed(generation: int) -> dict[str, Any]:
+    key = {"code": {"type": "esc"}, "mods": 0, "kind": "press"}
+    return {"screen_id": "trial", "key": key, "generation": generation}
 
 
 def _dispatch(namespace: str, argv: Any) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def _reply(value: Any) -> Any:
         "host/snapshot/get": {"payload": None, "version": 0},
         "host/snapshot/subscribe": {},
     }
-    answer = no_such_method(value)
+    answer = rpc.no_such_method(value)
     if value.get("method") in results:
         del answer["error"]
         return {**answer, "result": results[value["method"]]}
@@ -135,52 +135,32 @@ def _facts(plugin: Plugin | None, call: Call | None) -> dict[str, Any]:
     return known
 
 
-_NO_MANIFEST = "a command has no manifest.toml to compare with"
-
 _RULES = numbered(
     "ainb",
-    ("plugin/init is answered with a name and a version.", f"{_DOC} §4.1", ask(INIT, _PARAMS, _NAMED), FIRST),
-    ("The name is that of manifest.toml.", f"{_DOC} §1", (Check("about", {"name?": "$id"}),)),
-    ("The version is that of manifest.toml.", f"{_DOC} §1", (Check("about", {"version?": "$own version"}),)),
-    (
-        "A request for a method that does not exist is answered with the error -32601.",
-        f"{_DOC} §3",
-        refused(_UNKNOWN, {}, -32601),
-    ),
+    "plugin contract v2",
+    ("plugin/init is answered with a name and a version.", "§4.1", rpc.ask(INIT, _PARAMS, _NAMED), FIRST),
+    ("The name is that of manifest.toml.", "§1", Check("about", {"name?": "$id"})),
+    ("The version is that of manifest.toml.", "§1", Check("about", {"version?": "$own version"})),
+    rpc.unknown_method("§3", _UNKNOWN, {}),
     (
         "Before plugin/init, a method that does not exist is answered with the error -32601.",
-        f"{_DOC} §10, method dispatch",
-        refused(_UNKNOWN, {}, -32601),
+        "§10, method dispatch",
+        rpc.refused(_UNKNOWN, {}, -32601),
         FIRST,
     ),
-    (
-        "A notification that does not exist is not answered.",
-        f"{_DOC} §3",
-        (Say(notice("plugin/trial_notice", {})), *_ALIVE),
-    ),
-    (
-        "plugin/handle_event is not answered.",
-        f"{_DOC} §4.1",
-        (Say(notice("plugin/handle_event", {"topic": "trial.topic", "payload": ""})), *_ALIVE),
-    ),
-    (
-        "plugin/handle_key is not answered.",
-        f"{_DOC} §5.2",
-        (
-            Say(notice("plugin/handle_key", {"screen_id": "trial", "key": _KEY, "generation": 1000})),
-            *_ALIVE,
-        ),
-    ),
+    rpc.unanswered("§3", "plugin/trial_notice", {}, _ALIVE),
+    rpc.unanswered("§4.1", _EVENT, {"topic": "trial.topic", "payload": ""}, _ALIVE, _EVENT),
+    rpc.unanswered("§5.2", _KEY, _pressed(1000), _ALIVE, _KEY),
     (
         "plugin/render is answered with a buffer of cells.",
-        f"{_DOC} §5.1",
+        "§5.1",
         _render(80, 24, keep=(("buffer", "result.buffer"),)),
         _SCREEN,
     ),
-    ("All cells are inside of their buffer.", f"{_DOC} §5.1", (Check("buffer", _is_inside),), _SCREEN),
+    ("All cells are inside of their buffer.", "§5.1", Check("buffer", _is_inside), _SCREEN),
     (
         "The same screen is rendered the same twice.",
-        f"{_DOC} §10, render determinism",
+        "§10, render determinism",
         (
             *_render(40, 12, "#1", keep=(("first render", "result.buffer"),)),
             *_render(40, 12, "#2", keep=(("second render", "result.buffer"),)),
@@ -188,80 +168,54 @@ _RULES = numbered(
         ),
         _SCREEN,
     ),
-    ("A screen without any cell can be rendered.", f"{_DOC} §5.1", _render(0, 0), _SCREEN),
+    ("A screen without any cell can be rendered.", "§5.1", _render(0, 0), _SCREEN),
     (
         "plugin/cli_dispatch is answered with stdout and stderr in base64, and an exit_code.",
-        f"{_DOC} §4.1 and §5.3",
-        ask(CLI_DISPATCH, _dispatch("$namespace", ["--help"]), _RAN),
+        "§4.1 and §5.3",
+        rpc.ask(CLI_DISPATCH, _dispatch("$namespace", ["--help"]), _RAN),
         _COMMAND,
     ),
     (
         "A command that succeeds has the exit_code 0.",
-        f"{_DOC} §10, CLI dispatch capture",
-        ask(CLI_DISPATCH, _dispatch("$tool", "$argv"), {**_RAN, "exit_code": 0}),
+        "§10, CLI dispatch capture",
+        rpc.ask(CLI_DISPATCH, _dispatch("$tool", "$argv"), {**_RAN, "exit_code": 0}),
         {"needs": ("tool",)},
     ),
     (
         "Parameters that cannot be read are answered with an error.",
-        f"{_DOC} §3",
-        refused(CLI_DISPATCH, {"namespace": 5, "argv": 5}),
+        "§3",
+        rpc.refused(CLI_DISPATCH, {"namespace": 5, "argv": 5}),
         _COMMAND,
     ),
-    (
-        "A frame that arrives in pieces is answered.",
-        f"{_DOC} §2",
-        (Say(request(_UNKNOWN, {}), pieces=25), See("#1")),
-    ),
-    (
-        f"A body of {BODY_LIMIT} bytes is answered.",
-        f"{_DOC} §2 and §8",
-        (Say(request(_UNKNOWN, {"pad": PAD}), size=BODY_LIMIT), See("#1")),
-    ),
+    in_pieces("§2", rpc.request(_UNKNOWN, {}), 25),
+    long_request("§2 and §8", rpc.request(_UNKNOWN, {"pad": PAD}), BODY_LIMIT),
     (
         f"After {_FLOOD} keys at once, a request is answered.",
-        f"{_DOC} §4.1",
-        (
-            *(
-                Say(notice("plugin/handle_key", {"screen_id": "trial", "key": _KEY, "generation": number}))
-                for number in range(_FLOOD)
-            ),
-            *_ALIVE,
-        ),
+        "§4.1",
+        (*(Say(rpc.notice(_KEY, _pressed(number))) for number in range(_FLOOD)), *_ALIVE),
     ),
-    (
-        "A body that is not JSON does not end the plugin.",
-        "JSON-RPC 2.0 §5.1",
-        (Say(header_frame(b"this is not JSON")), *refused(_UNKNOWN, {})),
-    ),
-    ("plugin/shutdown is answered.", f"{_DOC} §4.1", ask("plugin/shutdown", {}, object), OWN),
+    rpc.not_json("JSON-RPC 2.0 §5.1", header_frame(b"this is not JSON"), rpc.refused(_UNKNOWN, {})),
+    ("plugin/shutdown is answered.", "§4.1", rpc.ask("plugin/shutdown", {}, object), OWN),
     (
         "After plugin/shutdown and the end of stdin, the plugin exits with status 0.",
-        f"{_DOC} §10, graceful shutdown",
-        (Say(request("plugin/shutdown", {})), See("#1"), CloseInput(), SeeExit()),
+        "§10, graceful shutdown",
+        (Say(rpc.request("plugin/shutdown", {})), See("#1"), CloseInput(), SeeExit()),
         OWN,
     ),
-    ("The end of stdin ends the plugin.", f"{_DOC} §2, clean EOF", (CloseInput(), SeeExit(())), OWN),
-    ("stdout carries nothing but frames of JSON, of at most 16 MiB.", f"{_DOC} §2", "message"),
-    ("Each message is one of JSON-RPC 2.0.", f"{_DOC} §3", "shape"),
-    ("Each answer is to a request, and there is one.", f"{_DOC} §3", "answer"),
+    ("The end of stdin ends the plugin.", "§2, clean EOF", ENDS_WITH_STDIN, OWN),
+    *rpc.watched("stdout carries nothing but frames of JSON, of at most 16 MiB.", "§2", "§3"),
 )
 
 BOOK = RuleBook(
     framing=HeaderFraming(RULES),
-    encode=header_frame,
     rules=_RULES,
     handshake=_HANDSHAKE,
-    sort=sort_rpc,
-    asks=rpc_asks,
-    shape=rpc_shape,
-    reply=_reply,
     facts=_facts,
     missing={
-        "id": _NO_MANIFEST,
-        "own version": _NO_MANIFEST,
         "screen": "no manifest declares a screen of it",
         "namespace": "no manifest declares a command of it",
         "buffer": "there was no render",
         "tool": CALL_MISSING,
     },
+    **{**rpc.FIELDS, "reply": _reply},
 )

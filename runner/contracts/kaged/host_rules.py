@@ -98,7 +98,6 @@ STAND_IN: Final = check.StandIn(
         "*": check.StandInReply(check.error_of(-32601)),
     },
     rules=check.number_rules("kaged", "Plugin Interface Reference", _ROWS),
-    runs=tuple(name for name in check.RUNS if name != "modern"),
     ask={"jsonrpc": "2.0", "id": 900, "method": "stand_in.unheard_of", "params": {}},
     extra=({"jsonrpc": "2.0", "method": "stand-in.unheard_of", "params": {}},),
 )

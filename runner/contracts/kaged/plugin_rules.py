@@ -5,29 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 import runner
+from runner.conformance import rpc
 from runner.conformance.rules import (
     CALL_MISSING,
+    ENDS_WITH_STDIN,
     FIRST,
     OWN,
     PAD,
     Check,
-    CloseInput,
     RuleBook,
     Say,
     See,
     SeeExit,
-    Step,
-    ask,
     contains,
-    no_such_method,
+    in_pieces,
+    long_request,
     not_blank,
-    notice,
     numbered,
-    refused,
-    request,
-    rpc_asks,
-    rpc_shape,
-    sort_rpc,
     within,
 )
 from runner.contracts.kaged.calls import KEY
@@ -37,7 +31,6 @@ from runner.contracts.kaged.hooks import PREFIX
 from runner.contracts.kaged.terms import API_VERSION
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call
-from runner.protocol.frames import line
 from runner.protocol.framing import LineFraming
 
 _DOC = "Plugin Interface Reference"
@@ -60,9 +53,9 @@ _ANSWER = {
     "notifications": [str],
     "capabilities_used": [str],
 }
-_HANDSHAKE: tuple[Step, ...] = (
-    *ask("initialize", _INITIALIZE, dict, keep=(("about", "result"),)),
-    Say(notice("initialized", {})),
+_HANDSHAKE = (
+    *rpc.ask("initialize", _INITIALIZE, dict, keep=(("about", "result"),)),
+    Say(rpc.notice("initialized", {})),
 )
 _CONTEXT = {
     "operator_id": "trial",
@@ -71,7 +64,8 @@ _CONTEXT = {
     "session_id": "trial",
     "request_id": "trial",
 }
-_ALIVE = refused("trial.no_such_method", {}, int, "#alive", alone=True)
+_UNKNOWN = "trial.no_such_method"
+_ALIVE = rpc.refused(_UNKNOWN, {}, int, "#alive", alone=True)
 _CALLED = {"needs": ("method",)}
 
 
@@ -101,113 +95,71 @@ def _facts(plugin: Plugin | None, call: Call | None) -> dict[str, Any]:
     return known
 
 
-_NO_MANIFEST = "a command has no manifest to compare with"
-
 _RULES = numbered(
     "kaged",
+    _DOC,
     (
         "initialize is answered with name, version, api_version and three arrays of names.",
         _RPC,
-        ask("initialize", _INITIALIZE, _ANSWER),
+        rpc.ask("initialize", _INITIALIZE, _ANSWER),
         FIRST,
     ),
-    ("name is that of the manifest.", _MANIFEST, (Check("about", {"name?": "$id"}),)),
-    ("version is that of the manifest.", _MANIFEST, (Check("about", {"version?": "$own version"}),)),
-    (f"api_version is {API_VERSION}, as asked.", _RPC, (Check("about", {"api_version?": API_VERSION}),)),
+    ("name is that of the manifest.", _MANIFEST, Check("about", {"name?": "$id"})),
+    ("version is that of the manifest.", _MANIFEST, Check("about", {"version?": "$own version"})),
+    (f"api_version is {API_VERSION}, as asked.", _RPC, Check("about", {"api_version?": API_VERSION})),
     (
         "methods has every method of the manifest.",
         _MANIFEST,
-        (Check("about", {"methods?": "$declared methods"}),),
+        Check("about", {"methods?": "$declared methods"}),
     ),
-    ("No method begins with kaged. or system.", _RPC, (Check("about", {"methods?": _unreserved}),)),
+    ("No method begins with kaged. or system.", _RPC, Check("about", {"methods?": _unreserved})),
     (
         "notifications has nothing that the manifest does not list.",
         _MANIFEST,
-        (Check("about", {"notifications?": "$declared notifications"}),),
+        Check("about", {"notifications?": "$declared notifications"}),
     ),
     (
         "capabilities_used has nothing that the manifest does not list.",
         f"{_DOC}, Capabilities",
-        (Check("about", {"capabilities_used?": "$declared capabilities"}),),
+        Check("about", {"capabilities_used?": "$declared capabilities"}),
     ),
     ("initialized is not answered.", _RPC, _ALIVE, OWN),
-    ("health.check is answered with a result.", _RPC, ask("health.check", {}, object)),
-    (
-        "A request for a method that does not exist is answered with the error -32601.",
-        "JSON-RPC 2.0 §5.1",
-        refused("trial.no_such_method", {}, -32601),
-    ),
-    (
-        "A notification that does not exist is not answered.",
-        "JSON-RPC 2.0 §4.1",
-        (Say(notice("trial.notice", {})), *_ALIVE),
-    ),
-    ("A call is answered with a result.", _RPC, ask("$method", "$params", object), _CALLED),
+    ("health.check is answered with a result.", _RPC, rpc.ask("health.check", {}, object)),
+    rpc.unknown_method("JSON-RPC 2.0 §5.1", _UNKNOWN, {}),
+    rpc.unanswered("JSON-RPC 2.0 §4.1", "trial.notice", {}, _ALIVE),
+    ("A call is answered with a result.", _RPC, rpc.ask("$method", "$params", object), _CALLED),
     (
         "Parameters of the wrong type are answered, with a result or an error.",
         _RPC,
-        (Say(request("$method", {"": [], KEY: _CONTEXT})), See("#1")),
+        (Say(rpc.request("$method", {"": [], KEY: _CONTEXT})), See("#1")),
         _CALLED,
     ),
     (
         "The hook on_session_start is answered with null, or an object whose inject is a text.",
         _MANIFEST,
-        ask("$hook", {KEY: _CONTEXT}, (None, {"inject?": str})),
+        rpc.ask("$hook", {KEY: _CONTEXT}, (None, {"inject?": str})),
         {"needs": ("hook",)},
     ),
-    (
-        "A request that arrives in pieces is answered.",
-        _RPC,
-        (Say(request("health.check", {}), pieces=7), See("#1")),
-    ),
-    (
-        f"A request of {FRAME_LIMIT} bytes is answered.",
-        _RPC,
-        (Say(request("trial.no_such_method", {"pad": PAD}), size=FRAME_LIMIT), See("#1")),
-    ),
-    (
-        f"{_FLOOD} requests at once are all answered.",
-        _RPC,
-        (
-            *(Say(request("trial.no_such_method", {}, f"#{number}")) for number in range(_FLOOD)),
-            *(See(f"#{number}") for number in range(_FLOOD)),
-        ),
-    ),
-    (
-        "A line that is not JSON does not end the plugin.",
-        "JSON-RPC 2.0 §5.1",
-        (Say(b"this is not JSON\n"), *refused("trial.no_such_method", {})),
-    ),
-    ("shutdown is answered with a result.", _RPC, ask("shutdown", {}, object), OWN),
+    in_pieces(_RPC, rpc.request("health.check", {}), 7),
+    long_request(_RPC, rpc.request(_UNKNOWN, {"pad": PAD}), FRAME_LIMIT),
+    rpc.flood(_RPC, _FLOOD, _UNKNOWN, {}),
+    rpc.not_json("JSON-RPC 2.0 §5.1", b"this is not JSON\n", rpc.refused(_UNKNOWN, {})),
+    ("shutdown is answered with a result.", _RPC, rpc.ask("shutdown", {}, object), OWN),
     (
         "After shutdown, the plugin exits with status 0.",
         f"{_MANIFEST}, shutdown_timeout_sec",
-        (Say(request("shutdown", {})), See("#1"), SeeExit()),
+        (Say(rpc.request("shutdown", {})), See("#1"), SeeExit()),
         OWN,
     ),
-    ("The end of stdin ends the plugin.", _RPC, (CloseInput(), SeeExit(())), OWN),
-    ("stdout carries nothing but lines of JSON, of at most 4 MiB.", _RPC, "message"),
-    ("Each message is one of JSON-RPC 2.0.", _RPC, "shape"),
-    ("Each answer is to a request, and there is one.", _RPC, "answer"),
+    ("The end of stdin ends the plugin.", _RPC, ENDS_WITH_STDIN, OWN),
+    *rpc.watched("stdout carries nothing but lines of JSON, of at most 4 MiB.", _RPC, _RPC),
 )
 
 BOOK = RuleBook(
     framing=LineFraming(FRAME_LIMIT),
-    encode=line,
     rules=_RULES,
     handshake=_HANDSHAKE,
-    sort=sort_rpc,
-    asks=rpc_asks,
-    shape=rpc_shape,
-    reply=no_such_method,
     facts=_facts,
-    missing={
-        "id": _NO_MANIFEST,
-        "own version": _NO_MANIFEST,
-        "declared methods": _NO_MANIFEST,
-        "declared notifications": _NO_MANIFEST,
-        "declared capabilities": _NO_MANIFEST,
-        "hook": "no manifest declares this hook of it",
-        "method": CALL_MISSING,
-    },
+    missing={"hook": "no manifest declares this hook of it", "method": CALL_MISSING},
+    **rpc.FIELDS,
 )

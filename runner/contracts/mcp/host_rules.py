@@ -126,7 +126,6 @@ STAND_IN: Final = check.StandIn(
         "*": check.StandInReply(check.error_of(-32601)),
     },
     rules=check.number_rules("mcp", "MCP specification", _ROWS),
-    runs=tuple(check.RUNS),
     ask={"jsonrpc": "2.0", "id": 900, "method": "ping"},
     extra=(
         {"jsonrpc": "2.0", "method": "notifications/unheard_of", "params": {}},

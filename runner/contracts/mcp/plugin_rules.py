@@ -8,35 +8,26 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from runner.conformance import rpc
 from runner.conformance.rules import (
     CALL_MISSING,
+    ENDS_WITH_STDIN,
     FIRST,
     OWN,
     PAD,
     Check,
-    CloseInput,
     RuleBook,
     Say,
     See,
-    SeeExit,
-    Step,
-    ask,
-    no_such_method,
+    called,
+    in_pieces,
+    long_request,
     not_blank,
-    notice,
     numbered,
-    refused,
-    request,
-    rpc_asks,
-    rpc_shape,
-    sort_rpc,
 )
 from runner.contracts.mcp.dialect import FRAME_LIMIT
 from runner.contracts.mcp.handshake import UNSUPPORTED_VERSION
 from runner.contracts.mcp.versions import LEGACY, MODERN, PREFIX, envelope, initialize
-from runner.plugin import Plugin
-from runner.protocol.dialect import Call
-from runner.protocol.frames import line
 from runner.protocol.framing import LineFraming
 from runner.protocol.schema import Schema
 from runner.protocol.schema_cost import SchemaFault
@@ -46,7 +37,6 @@ _START, _END = f"{_OLD}, Lifecycle, Initialization", f"{_OLD}, Lifecycle, Shutdo
 _STDIO, _PING = f"{_OLD}, Transports, stdio", f"{_OLD}, Utilities, Ping"
 _BASE, _TOOLS = f"{_OLD}, Base protocol, Messages", f"{_OLD}, Server features, Tools"
 _CANCEL = f"{_OLD}, Utilities, Cancellation"
-_RPC = "JSON-RPC 2.0"
 
 _FLOOD = 100  # requests at once
 _LONG = 1 << 20  # bytes
@@ -64,11 +54,11 @@ _INITIALIZED = {
     "serverInfo": {"name": str, "version": str},
 }
 _INITIALIZE = initialize(LEGACY[0], frozenset())
-_HANDSHAKE: tuple[Step, ...] = (
-    *ask("initialize", _INITIALIZE, dict, keep=_KEPT),
-    Say(notice("notifications/initialized")),
+_HANDSHAKE = (
+    *rpc.ask("initialize", _INITIALIZE, dict, keep=_KEPT),
+    Say(rpc.notice("notifications/initialized")),
 )
-_ALIVE = ask("ping", None, object, "#ping", alone=True)
+_ALIVE = rpc.ask("ping", None, object, "#ping", alone=True)
 _TOOL = {"name": not_blank, "inputSchema": {"type": "object"}, "description?": str, "outputSchema?": dict}
 _BLOCKS = (
     {"type": "text", "text": str},
@@ -79,7 +69,7 @@ _BLOCKS = (
 _HAS_TOOLS, _HAS_CALL = {"needs": ("tools capability",)}, {"needs": ("tool",)}
 _LEGACY = {**FIRST, "unless": ("modern", "version")}
 _MODERN_SERVER = {**FIRST, "needs": ("modern",)}
-_CALL = request("tools/call", {"name": "$tool", "arguments": "$input"})
+_CALL = rpc.request("tools/call", {"name": "$tool", "arguments": "$input"})
 
 
 def _modern(version: str = MODERN[0], **more: Any) -> dict[str, Any]:
@@ -121,98 +111,78 @@ def _structured(known: Any) -> str:
         return ""  # another rule is about the schema
 
 
-def _facts(plugin: Plugin | None, call: Call | None) -> dict[str, Any]:
-    return {} if call is None else {"tool": call.name, "input": {} if call.input is None else call.input}
-
-
 def _reply(value: Any) -> Any:
     """Each side may ping the other."""
     if value.get("method") == "ping":
         return {"jsonrpc": "2.0", "id": value.get("id"), "result": {}}
-    return no_such_method(value)
+    return rpc.no_such_method(value)
 
 
 _RULES = numbered(
     "mcp",
+    _OLD,
     (
         "initialize is answered with protocolVersion, capabilities and serverInfo.",
         _START,
-        ask("initialize", _INITIALIZE, _INITIALIZED),
+        rpc.ask("initialize", _INITIALIZE, _INITIALIZED),
         _LEGACY,
     ),
     (
         "Asked for a version that it has named itself, the server agrees on it.",
         _START,
-        ask("initialize", initialize("$version", frozenset()), {"protocolVersion": "$version"}),
+        rpc.ask("initialize", initialize("$version", frozenset()), {"protocolVersion": "$version"}),
         {**FIRST, "needs": ("version",)},
     ),
     (
         "Asked for a version that does not exist, the server names another one.",
         _START,
-        ask(
+        rpc.ask(
             "initialize",
             initialize("1999-01-01", frozenset()),
             {"protocolVersion": lambda said: "" if said != "1999-01-01" else "there is no such version"},
         ),
         _LEGACY,
     ),
-    ("A ping before initialize is answered.", _START, ask("ping", None, object), _LEGACY),
+    ("A ping before initialize is answered.", _START, rpc.ask("ping", None, object), _LEGACY),
     ("notifications/initialized is not answered.", _BASE, _ALIVE, OWN),
-    ("A ping is answered with an object.", _PING, ask("ping", None, dict)),
-    (
-        "An id that is a string comes back as it was.",
-        _BASE,
-        ask("ping", None, object, "trial-1"),
-    ),
-    (
-        "A request for a method that does not exist is answered with the error -32601.",
-        f"{_RPC} §5.1",
-        refused("trial/no_such_method", None, -32601),
-    ),
-    (
-        "A notification that does not exist is ignored, and not answered.",
-        _BASE,
-        (Say(notice("notifications/trial")), *_ALIVE),
-    ),
+    ("A ping is answered with an object.", _PING, rpc.ask("ping", None, dict)),
+    ("An id that is a string comes back as it was.", _BASE, rpc.ask("ping", None, object, "trial-1")),
+    rpc.unknown_method("JSON-RPC 2.0 §5.1", "trial/no_such_method"),
+    rpc.unanswered(_BASE, "notifications/trial", None, _ALIVE),
     (
         "The cancellation of a request that does not exist is ignored.",
         _CANCEL,
-        (Say(notice("notifications/cancelled", {"requestId": 987654321, "reason": "trial"})), *_ALIVE),
+        (Say(rpc.notice("notifications/cancelled", {"requestId": 987654321, "reason": "trial"})), *_ALIVE),
     ),
     (
         "tools/list is answered with tools, each with a name and an inputSchema of type object.",
         f"{_TOOLS}, Listing tools",
-        ask("tools/list", None, {"tools": [_TOOL]}, keep=(("tools", "result.tools"),)),
+        rpc.ask("tools/list", None, {"tools": [_TOOL]}, keep=(("tools", "result.tools"),)),
         _HAS_TOOLS,
     ),
     (
         "Names of tools are distinct, and of letters, digits and _ . - only.",
         f"{_TOOLS}, Tool names",
-        (Check("tools", _names),),
+        Check("tools", _names),
         _HAS_TOOLS,
     ),
-    (
-        "The schemas of tools are JSON Schemas.",
-        f"{_TOOLS}, Data types",
-        (Check("tools", _schemas),),
-        _HAS_TOOLS,
-    ),
+    ("The schemas of tools are JSON Schemas.", f"{_TOOLS}, Data types", Check("tools", _schemas), _HAS_TOOLS),
     (
         "A call of a tool that does not exist is answered with the error -32602.",
         f"{_TOOLS}, Error handling",
-        refused("tools/call", {"name": "trial_no_such_tool", "arguments": {}}, -32602),
+        rpc.refused("tools/call", {"name": "trial_no_such_tool", "arguments": {}}, -32602),
         _HAS_TOOLS,
     ),
     (
         "resources/list is answered with resources, each with a uri and a name.",
         f"{_OLD}, Server features, Resources",
-        ask("resources/list", None, {"resources": [{"uri": str, "name": str}]}),
+        rpc.ask("resources/list", None, {"resources": [{"uri": str, "name": str}]}),
         {"needs": ("resources capability",)},
     ),
     (
         "prompts/list is answered with prompts, each with a name.",
         f"{_OLD}, Server features, Prompts",
-        ask("prompts/list", None, {"prompts": [{"name": str}]}),
+        rpc.ask("prompts/list", None, {"prompts": [{"name": str}]}),
         {"needs": ("prompts capability",)},
     ),
     (
@@ -231,14 +201,14 @@ _RULES = numbered(
     (
         "structuredContent fits the outputSchema of its tool.",
         f"{_TOOLS}, Output schema",
-        (Check(("tools", "tool", "result of the call"), _structured),),
+        Check(("tools", "tool", "result of the call"), _structured),
         {"needs": ("tool", "tools", "result of the call")},
     ),
     (
         "Arguments of the wrong type are answered, with isError or the error -32602.",
         f"{_TOOLS}, Error handling",
         (
-            Say(request("tools/call", {"name": "$tool", "arguments": {"": []}})),
+            Say(rpc.request("tools/call", {"name": "$tool", "arguments": {"": []}})),
             See("#1", ({"result": dict}, {"error": {"code": -32602}})),
         ),
         _HAS_CALL,
@@ -246,42 +216,21 @@ _RULES = numbered(
     (
         "A call that is cancelled has at most one answer, and the server goes on.",
         _CANCEL,
-        (Say(_CALL), Say(notice("notifications/cancelled", {"requestId": "#1"})), *_ALIVE),
+        (Say(_CALL), Say(rpc.notice("notifications/cancelled", {"requestId": "#1"})), *_ALIVE),
         _HAS_CALL,
     ),
-    (
-        "A request that arrives in pieces is answered.",
-        _STDIO,
-        (Say(request("ping"), pieces=7), See("#1")),
-    ),
-    (
-        f"A request of {_LONG} bytes is answered.",
-        _STDIO,
-        (Say(request("ping", {"_meta": {"trial": PAD}}), size=_LONG), See("#1")),
-    ),
-    (
-        f"{_FLOOD} requests at once are all answered.",
-        _BASE,
-        (
-            *(Say(request("ping", None, f"#{number}")) for number in range(_FLOOD)),
-            *(See(f"#{number}") for number in range(_FLOOD)),
-        ),
-    ),
-    (
-        "A line that is not JSON does not end the server.",
-        f"{_RPC} §5.1",
-        (Say(b"this is not JSON\n"), *ask("ping", None, object)),
-    ),
-    ("The end of stdin ends the server.", _END, (CloseInput(), SeeExit(())), OWN),
-    ("Before initialize, the end of stdin ends the server.", _END, (CloseInput(), SeeExit(())), FIRST),
-    ("stdout carries nothing but lines of JSON.", _STDIO, "message"),
-    ("Each message is one of JSON-RPC 2.0.", _BASE, "shape"),
-    ("Each answer is to a request, and there is one.", _BASE, "answer"),
+    in_pieces(_STDIO, rpc.request("ping"), 7),
+    long_request(_STDIO, rpc.request("ping", {"_meta": {"trial": PAD}}), _LONG),
+    rpc.flood(_BASE, _FLOOD, "ping"),
+    rpc.not_json("JSON-RPC 2.0 §5.1", b"this is not JSON\n", rpc.ask("ping", None, object)),
+    ("The end of stdin ends the server.", _END, ENDS_WITH_STDIN, OWN),
+    ("Before initialize, the end of stdin ends the server.", _END, ENDS_WITH_STDIN, FIRST),
+    *rpc.watched("stdout carries nothing but lines of JSON.", _STDIO, _BASE),
     (
         "server/discover is answered with versions and capabilities, or with an error by a legacy server.",
         f"{_NEW}, server/discover",
         (
-            Say(request("server/discover", _modern())),
+            Say(rpc.request("server/discover", _modern())),
             See(
                 "#1",
                 ({"result": {"supportedVersions": [str], "capabilities": dict}}, {"error": {"code": int}}),
@@ -293,14 +242,14 @@ _RULES = numbered(
     (
         "A modern request needs no initialize.",
         f"{_NEW}, Base protocol",
-        ask("tools/list", _modern(), {"tools": [_TOOL], "resultType?": "complete"}),
+        rpc.ask("tools/list", _modern(), {"tools": [_TOOL], "resultType?": "complete"}),
         _MODERN_SERVER,
     ),
     (
         f"A version that does not exist is answered with the error {UNSUPPORTED_VERSION} and those known.",
         f"{_NEW}, Versioning",
         (
-            Say(request("tools/list", _modern("1999-01-01"))),
+            Say(rpc.request("tools/list", _modern("1999-01-01"))),
             See("#1", {"error": {"code": UNSUPPORTED_VERSION, "data": {"supported": [str]}}}),
         ),
         _MODERN_SERVER,
@@ -308,21 +257,16 @@ _RULES = numbered(
     (
         "A modern request without clientCapabilities is answered with the error -32602.",
         f"{_NEW}, Base protocol",
-        refused("tools/list", {"_meta": {f"{PREFIX}protocolVersion": MODERN[0]}}, -32602),
+        rpc.refused("tools/list", {"_meta": {f"{PREFIX}protocolVersion": MODERN[0]}}, -32602),
         _MODERN_SERVER,
     ),
 )
 
 BOOK = RuleBook(
     framing=LineFraming(FRAME_LIMIT),
-    encode=line,
     rules=_RULES,
     handshake=_HANDSHAKE,
-    sort=sort_rpc,
-    asks=rpc_asks,
-    shape=rpc_shape,
-    reply=_reply,
-    facts=_facts,
+    facts=lambda plugin, call: called(call),
     missing={
         "tool": CALL_MISSING,
         "version": "it named no version in its handshake",
@@ -334,4 +278,5 @@ BOOK = RuleBook(
         "modern": f"it does not speak {MODERN[0]}",
     },
     excuse=f"it speaks {MODERN[0]} only",
+    **{**rpc.FIELDS, "reply": _reply},
 )

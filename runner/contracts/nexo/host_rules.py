@@ -42,22 +42,10 @@ _ROWS: Final[tuple[check.Row, ...]] = (
     *check.common_rules(wire="§1", large="§1", unknown="§6", start="§4.1", end="§4.2"),
     ("Each message is one of JSON-RPC 2.0.", "§3", check.fields("*", check.JSON_RPC)),
     ("The first message is initialize.", "§4.1", check.first("initialize")),
-    (
-        "initialize has the host's version.",
-        "§4.1",
-        check.fields("initialize", _INITIALIZE),
-    ),
+    ("initialize has the host's version.", "§4.1", check.fields("initialize", _INITIALIZE)),
     ("No id of a request is used again.", "§3", check.unique_ids()),
-    (
-        "tool.invoke has plugin, tool, agent and arguments.",
-        "§5.t",
-        check.fields("tool.invoke", _INVOKE),
-    ),
-    (
-        "broker.event is a notification with topic and event.",
-        "§5.1",
-        check.fields("broker.event", _EVENT),
-    ),
+    ("tool.invoke has plugin, tool, agent and arguments.", "§5.t", check.fields("tool.invoke", _INVOKE)),
+    ("broker.event is a notification with topic and event.", "§5.1", check.fields("broker.event", _EVENT)),
     ("A request that the host cannot serve gets an error.", "§5.2", check.answers(-32601, -32602, -32603)),
     ("A tool's error does not end the plugin.", "§5.t", check.says_goodbye("shutdown", "error")),
     ("A plugin with another id is not used.", "§4.1", check.refuses("tool.invoke")),
@@ -87,7 +75,6 @@ STAND_IN: Final = check.StandIn(
         "*": check.StandInReply(check.error_of(-32601)),
     },
     rules=check.number_rules("nexo", "Plugin Contract", _ROWS),
-    runs=tuple(name for name in check.RUNS if name != "modern"),
     large=60_000,  # a line may be as long as what a pipe holds, which is 64 KiB
     ask={"jsonrpc": "2.0", "id": 900, "method": "memory.recall", "params": {"agent_id": "a", "query": "q"}},
     extra=({"jsonrpc": "2.0", "method": "broker.publish", "params": {"topic": "not.allowed", "event": {}}},),

@@ -4,47 +4,41 @@ from __future__ import annotations
 
 from typing import Any
 
+from runner.conformance import rpc
 from runner.conformance.rules import (
     CALL_MISSING,
+    ENDS_WITH_STDIN,
     FIRST,
     OWN,
     PAD,
     Check,
-    CloseInput,
     RuleBook,
     Say,
     See,
     SeeExit,
-    Step,
-    ask,
-    no_such_method,
+    called,
+    in_pieces,
+    long_request,
     not_blank,
-    notice,
     numbered,
-    refused,
-    request,
-    rpc_asks,
-    rpc_shape,
-    sort_rpc,
     within,
 )
 from runner.contracts.nexo.dialect import FRAME_LIMIT
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call
-from runner.protocol.frames import line
 from runner.protocol.framing import LineFraming
 
-_DOC = "Plugin Contract"
 _FLOOD = 64  # the depth of the host's queue
 _LONG = 4096  # bytes of a line, by the contract's text
 
 _KEPT = (("plugin", "result.manifest.plugin"), ("advertised", "result.tools"))
 _INITIALIZE = {"nexo_version": "0.1.5"}
-_HANDSHAKE: tuple[Step, ...] = ask("initialize", _INITIALIZE, dict, keep=_KEPT)
+_HANDSHAKE = rpc.ask("initialize", _INITIALIZE, dict, keep=_KEPT)
 _ECHOED = {"manifest": {"plugin": {"id": not_blank}}}
 _TOOL = {"name": not_blank, "description": str, "input_schema": dict}
 _CALLED, _DECLARED = {"needs": ("tool",)}, {"needs": ("declared tools",)}
-_ALIVE = refused("trial.no_such_method", {}, int, "#alive", alone=True)
+_UNKNOWN = "trial.no_such_method"
+_ALIVE = rpc.refused(_UNKNOWN, {}, int, "#alive", alone=True)
 _EVENT = {"topic": "trial.topic", "source": "trial", "payload": {}}
 
 
@@ -82,143 +76,88 @@ def _facts(plugin: Plugin | None, call: Call | None) -> dict[str, Any]:
             known |= {"declared tools": _declared(tools)}
         if hooks := dict(plugin.exports).get("hooks", ()):
             known |= {"hook": hooks[0]}
-    if call is not None:
-        known |= {"tool": call.name, "input": {} if call.input is None else call.input}
-    return known
+    return known | called(call)
 
-
-_NO_MANIFEST = "a command has no manifest to compare with"
 
 _RULES = numbered(
     "nexo",
+    "Plugin Contract",
     (
         "initialize is answered with a manifest that has a plugin.id.",
-        f"{_DOC} §4.1",
-        ask("initialize", _INITIALIZE, _ECHOED),
+        "§4.1",
+        rpc.ask("initialize", _INITIALIZE, _ECHOED),
         FIRST,
     ),
-    ("plugin.id is that of the manifest.", f"{_DOC} §4.1", (Check("plugin", {"id?": "$id"}),)),
+    ("plugin.id is that of the manifest.", "§4.1", Check("plugin", {"id?": "$id"})),
     (
         "tools is there and not empty, if the manifest declares tools.",
-        f"{_DOC} §4.1.1",
-        (Check("advertised", _not_empty),),
+        "§4.1.1",
+        Check("advertised", _not_empty),
         _DECLARED,
     ),
-    (
-        "Each tool has a name, a description and an input_schema.",
-        f"{_DOC} §4.1.1",
-        (Check("advertised", [_TOOL]),),
-    ),
+    ("Each tool has a name, a description and an input_schema.", "§4.1.1", Check("advertised", [_TOOL])),
     (
         "Every tool is one that the manifest declares.",
-        f"{_DOC} §4.1.1",
-        (Check("advertised", "$declared tools"),),
+        "§4.1.1",
+        Check("advertised", "$declared tools"),
         _DECLARED,
     ),
-    ("Names of tools begin with the plugin's id.", f"{_DOC} §4.1.1", (Check("advertised", "$own names"),)),
-    (
-        "A request for a method that does not exist is answered with the error -32601.",
-        f"{_DOC} §7",
-        refused("trial.no_such_method", {}, -32601),
-    ),
-    (
-        "An id that is a string comes back as it was.",
-        f"{_DOC} §3",
-        refused("trial.no_such_method", {}, int, "trial-1"),
-    ),
-    (
-        "A notification that does not exist is not answered.",
-        f"{_DOC} §3",
-        (Say(notice("trial.notice", {})), *_ALIVE),
-    ),
-    (
-        "broker.event is not answered.",
-        f"{_DOC} §5.1",
-        (Say(notice("broker.event", {"topic": "trial.topic", "event": _EVENT})), *_ALIVE),
-    ),
+    ("Names of tools begin with the plugin's id.", "§4.1.1", Check("advertised", "$own names")),
+    rpc.unknown_method("§7", _UNKNOWN, {}),
+    ("An id that is a string comes back as it was.", "§3", rpc.refused(_UNKNOWN, {}, int, "trial-1")),
+    rpc.unanswered("§3", "trial.notice", {}, _ALIVE),
+    rpc.unanswered("§5.1", "broker.event", {"topic": "trial.topic", "event": _EVENT}, _ALIVE, "broker.event"),
     (
         "tool.invoke of a tool that does not exist is answered with the error -33401.",
-        f"{_DOC} §5.t",
-        refused("tool.invoke", _invoke("trial_no_such_tool", {}), -33401),
+        "§5.t",
+        rpc.refused("tool.invoke", _invoke("trial_no_such_tool", {}), -33401),
         _DECLARED,
     ),
     (
         "tool.invoke is answered with a result.",
-        f"{_DOC} §5.t",
-        ask("tool.invoke", _invoke("$tool", "$input"), object),
+        "§5.t",
+        rpc.ask("tool.invoke", _invoke("$tool", "$input"), object),
         _CALLED,
     ),
     (
         "Arguments of the wrong type are answered, with a result or an error.",
-        f"{_DOC} §5.t",
-        (Say(request("tool.invoke", _invoke("$tool", 5))), See("#1")),
+        "§5.t",
+        (Say(rpc.request("tool.invoke", _invoke("$tool", 5))), See("#1")),
         _CALLED,
     ),
     (
         "hook.on_hook is answered with an object.",
-        f"{_DOC} §5.z",
-        ask("hook.on_hook", {"plugin_id": "$plugin id", "hook_name": "$hook", "event": {}}, dict),
+        "§5.z",
+        rpc.ask("hook.on_hook", {"plugin_id": "$plugin id", "hook_name": "$hook", "event": {}}, dict),
         {"needs": ("hook",)},
     ),
-    (
-        "A request that arrives in pieces is answered.",
-        f"{_DOC} §1",
-        (Say(request("trial.no_such_method", {}), pieces=7), See("#1")),
-    ),
-    (
-        f"A request of {_LONG} bytes is answered.",
-        f"{_DOC} §1",
-        (Say(request("trial.no_such_method", {"pad": PAD}), size=_LONG), See("#1")),
-    ),
-    (
-        f"{_FLOOD} requests at once are all answered.",
-        f"{_DOC} §8",
-        (
-            *(Say(request("trial.no_such_method", {}, f"#{number}")) for number in range(_FLOOD)),
-            *(See(f"#{number}") for number in range(_FLOOD)),
-        ),
-    ),
-    (
-        "A line that is not JSON does not end the plugin.",
-        f"{_DOC} §7",
-        (Say(b"this is not JSON\n"), *refused("trial.no_such_method", {})),
-    ),
+    in_pieces("§1", rpc.request(_UNKNOWN, {}), 7),
+    long_request("§1", rpc.request(_UNKNOWN, {"pad": PAD}), _LONG),
+    rpc.flood("§8", _FLOOD, _UNKNOWN, {}),
+    rpc.not_json("§7", b"this is not JSON\n", rpc.refused(_UNKNOWN, {})),
     (
         "A line of JSON that is no message does not end the plugin.",
-        f"{_DOC} §7",
-        (Say(b"[]\n"), *refused("trial.no_such_method", {})),
+        "§7",
+        (Say(b"[]\n"), *rpc.refused(_UNKNOWN, {})),
     ),
-    (
-        "shutdown is answered with ok.",
-        f"{_DOC} §4.2",
-        ask("shutdown", {"reason": "trial"}, {"ok": True}),
-        OWN,
-    ),
+    ("shutdown is answered with ok.", "§4.2", rpc.ask("shutdown", {"reason": "trial"}, {"ok": True}), OWN),
     (
         "After the answer to shutdown, the plugin exits with status 0.",
-        f"{_DOC} §4.2",
-        (Say(request("shutdown", {"reason": "trial"})), See("#1"), SeeExit()),
+        "§4.2",
+        (Say(rpc.request("shutdown", {"reason": "trial"})), See("#1"), SeeExit()),
         OWN,
     ),
-    ("The end of stdin ends the plugin.", f"{_DOC} §1", (CloseInput(), SeeExit(())), OWN),
-    ("Each line on stdout is one JSON value, of at most 1 MiB.", f"{_DOC} §1", "message"),
-    ("Each message is one of JSON-RPC 2.0.", f"{_DOC} §3", "shape"),
-    ("Each answer is to a request, and there is one.", f"{_DOC} §3", "answer"),
+    ("The end of stdin ends the plugin.", "§1", ENDS_WITH_STDIN, OWN),
+    *rpc.watched("Each line on stdout is one JSON value, of at most 1 MiB.", "§1", "§3"),
 )
 
 BOOK = RuleBook(
     framing=LineFraming(FRAME_LIMIT),
-    encode=line,
     rules=_RULES,
     handshake=_HANDSHAKE,
-    sort=sort_rpc,
-    asks=rpc_asks,
-    shape=rpc_shape,
-    reply=no_such_method,
     facts=_facts,
+    **rpc.FIELDS,
     missing={
-        "id": _NO_MANIFEST,
-        "own names": _NO_MANIFEST,
         "declared tools": "no manifest declares tools of it",
         "advertised": "its answer to initialize has no tools",
         "plugin": "its answer to initialize has no manifest",

@@ -42,11 +42,7 @@ _ROWS: Final[tuple[check.Row, ...]] = (
     ),
     ("There are two messages: handshake and request.", "framing", check.only("handshake", "request")),
     ("A process gets one request.", "request", check.at_most_one("request")),
-    (
-        "A request has an id, a tool, a context and an input.",
-        "request",
-        check.fields("request", _REQUEST),
-    ),
+    ("A request has an id, a tool, a context and an input.", "request", check.fields("request", _REQUEST)),
     ("A plugin with another id gets no request.", "handshake response", check.refuses("request")),
     ("The plugin starts in its folder, with its own words.", "launch", check.started("--stand-in", up=0)),
     ("The plugin has no variables but its manifest's.", "launch", check.has_variables(others=False)),
@@ -72,5 +68,4 @@ STAND_IN: Final = check.StandIn(
         ),
     },
     rules=check.number_rules("rune", "plugin protocol", _ROWS),
-    runs=("plain", "pieces", "extra", "large", "stderr", "error", "silent", "stubborn", "impostor"),
 )

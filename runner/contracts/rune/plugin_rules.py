@@ -6,6 +6,7 @@ from typing import Any
 
 from runner.conformance.rules import (
     CALL_MISSING,
+    ENDS_WITH_STDIN,
     FIRST,
     OWN,
     PAD,
@@ -17,8 +18,10 @@ from runner.conformance.rules import (
     See,
     SeeExit,
     Sort,
-    Step,
+    called,
     contains,
+    in_pieces,
+    long_request,
     mismatch,
     not_blank,
     numbered,
@@ -28,7 +31,6 @@ from runner.contracts.rune.exchange import LINE_LIMIT
 from runner.contracts.rune.terms import PROTOCOL
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call
-from runner.protocol.frames import line
 from runner.protocol.framing import LineFraming
 
 _TRANSPORT, _MODELS = "plugin protocol, Transport", "plugin protocol, Message models"
@@ -37,7 +39,7 @@ _GO = "core/plugins/runtime.go"
 
 _GREETING = Say({"type": "handshake", "protocol_version": PROTOCOL})
 _MANIFEST = (("manifest", "manifest"),)
-_HANDSHAKE: tuple[Step, ...] = (_GREETING, See("handshake", {"manifest": dict}, keep=_MANIFEST))
+_HANDSHAKE = (_GREETING, See("handshake", {"manifest": dict}, keep=_MANIFEST))
 _CALLED = {**OWN, "needs": ("tool",)}
 _REFUSED = {"status": "error", "error": {"message": not_blank}}
 _LONG = 1 << 19  # bytes: an answer that repeats it is not too long
@@ -86,50 +88,43 @@ def _facts(plugin: Plugin | None, call: Call | None) -> dict[str, Any]:
         known["id"] = plugin.id
         known["tools of the manifest"] = contains(dict(plugin.exports).get("tools", ()))
         known["allowed"] = within(plugin.capabilities)
-    if call is not None:
-        known |= {"tool": call.name, "input": {} if call.input is None else call.input}
-    return known
+    return known | called(call)
 
-
-_NO_MANIFEST = "a command has no rterm-plugin.json to compare with"
 
 _RULES = numbered(
     "rune",
+    "plugin protocol",
     ("A handshake is answered with a handshake that has a manifest.", _MODELS, _HANDSHAKE, FIRST),
     (
         "The protocol_version of the handshake is the one that was asked for.",
         _CHECKS,
-        (Check("manifest", {"protocol_version": PROTOCOL}),),
+        Check("manifest", {"protocol_version": PROTOCOL}),
     ),
     (
         "The plugin_id of the handshake is that of rterm-plugin.json.",
         _GO,
-        (Check("manifest", {"plugin_id": "$id"}),),
+        Check("manifest", {"plugin_id": "$id"}),
     ),
     (
         "The plugin_version of the handshake is not blank.",
         _MODELS,
-        (Check("manifest", {"plugin_version": not_blank}),),
+        Check("manifest", {"plugin_version": not_blank}),
     ),
-    (
-        "exposed_tools is an array of names.",
-        _MODELS,
-        (Check("manifest", {"exposed_tools": [not_blank]}),),
-    ),
+    ("exposed_tools is an array of names.", _MODELS, Check("manifest", {"exposed_tools": [not_blank]})),
     (
         "exposed_tools has every tool of rterm-plugin.json.",
         _CHECKS,
-        (Check("manifest", {"exposed_tools": "$tools of the manifest"}),),
+        Check("manifest", {"exposed_tools": "$tools of the manifest"}),
     ),
     (
         "capabilities is an array of distinct texts without blanks around them, if it is there.",
         _MODELS,
-        (Check("manifest", {"capabilities?": _capabilities}),),
+        Check("manifest", {"capabilities?": _capabilities}),
     ),
     (
         "capabilities has nothing that rterm-plugin.json does not list.",
         _CHECKS,
-        (Check("manifest", {"capabilities?": "$allowed"}),),
+        Check("manifest", {"capabilities?": "$allowed"}),
     ),
     (
         "A request for a tool is answered with status ok.",
@@ -143,18 +138,8 @@ _RULES = numbered(
         (Say(_request("$tool", "$input")), See("#1"), CloseInput(), SeeExit()),
         _CALLED,
     ),
-    (
-        "A request that arrives in pieces is answered.",
-        _TRANSPORT,
-        (Say(_request("$tool", "$input"), pieces=20), See("#1")),
-        _CALLED,
-    ),
-    (
-        f"A request of {_LONG} bytes is answered, with ok or an error.",
-        _TRANSPORT,
-        (Say(_request("$tool", {"pad": PAD}), size=_LONG), See("#1")),
-        _CALLED,
-    ),
+    in_pieces(_TRANSPORT, _request("$tool", "$input"), 20, _CALLED),
+    long_request(_TRANSPORT, _request("$tool", {"pad": PAD}), _LONG, _CALLED),
     (
         "An input of the wrong type is answered, with ok or an error.",
         _MODELS,
@@ -182,8 +167,8 @@ _RULES = numbered(
         (Say(b"this is not JSON\n"), CloseInput(), UNANSWERED),
         FIRST,
     ),
-    ("Before the handshake, the end of stdin ends the plugin.", _GO, (CloseInput(), SeeExit(())), FIRST),
-    ("After the handshake, the end of stdin ends the plugin.", _GO, (CloseInput(), SeeExit(())), OWN),
+    ("Before the handshake, the end of stdin ends the plugin.", _GO, ENDS_WITH_STDIN, FIRST),
+    ("After the handshake, the end of stdin ends the plugin.", _GO, ENDS_WITH_STDIN, OWN),
     ("stdout carries nothing but lines of JSON, of at most 1 MiB.", _TRANSPORT, "message"),
     ("Each line is a handshake or a response, with the fields of its type.", _MODELS, "shape"),
     ("Each line answers the one that was sent, and there is one answer.", _TRANSPORT, "answer"),
@@ -191,19 +176,12 @@ _RULES = numbered(
 
 BOOK = RuleBook(
     framing=LineFraming(LINE_LIMIT, spare=1),  # for a carriage return
-    encode=line,
     rules=_RULES,
     handshake=_HANDSHAKE,
     sort=_sort,
     asks=_asks,
     shape=_shape,
-    reply=lambda value: None,
     facts=_facts,
-    missing={
-        "id": _NO_MANIFEST,
-        "tools of the manifest": _NO_MANIFEST,
-        "allowed": _NO_MANIFEST,
-        "tool": CALL_MISSING,
-    },
+    missing={"tool": CALL_MISSING},
     make_id=lambda number: f"plugin_req_{number:016x}",
 )

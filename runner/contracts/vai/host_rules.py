@@ -74,11 +74,7 @@ _ROWS: Final[tuple[check.Row, ...]] = (
     ("The first frame is the host's hello.", "Hello", check.first("hello")),
     ("The hello has the host's name and version.", "Hello", check.fields("hello", _HOST)),
     ("A package with another id gets no request.", "Hello", check.refuses("request")),
-    (
-        "A request names the tool, its execution and input.",
-        "Tool Contract",
-        check.fields("request", _INVOKE),
-    ),
+    ("A request names the tool, its execution and input.", "Tool Contract", check.fields("request", _INVOKE)),
     (
         "The context has invocation, trace and deadline, and nothing that the export may not have.",
         "Invocation Context",
@@ -114,7 +110,6 @@ STAND_IN: Final = check.StandIn(
         "shutdown": check.StandInReply(exits=True),
     },
     rules=check.number_rules("vai", "Plugin System", _ROWS),
-    runs=("plain", "pieces", "extra", "large", "stderr", "error", "silent", "stubborn", "impostor"),
     extra=(
         _frame("event", request_id="$id", event={"type": "progress", "message": "working"}),
         _frame("event", request_id="$id", event={"type": "unheard_of", "data": {}}),

@@ -6,6 +6,7 @@ from typing import Any
 
 from runner.conformance.rules import (
     CALL_MISSING,
+    ENDS_WITH_STDIN,
     FIRST,
     OWN,
     PAD,
@@ -17,7 +18,8 @@ from runner.conformance.rules import (
     See,
     SeeExit,
     Sort,
-    Step,
+    in_pieces,
+    long_request,
     mismatch,
     not_blank,
     numbered,
@@ -67,7 +69,7 @@ def _request(body: Any = "$body", op: str = "$op", as_id: str = "#1") -> dict[st
 
 
 _GREETING = Say(_frame(HELLO, role="host", host={"name": "runner", "version": "trial"}))
-_HANDSHAKE: tuple[Step, ...] = (_GREETING, See(HELLO, keep=(("plugin", "plugin"),)))
+_HANDSHAKE = (_GREETING, See(HELLO, keep=(("plugin", "plugin"),)))
 _ANSWER = See(HELLO, {"role": "plugin", "plugin": {"package_id": str, "version": str}})
 _CALLED = {**OWN, "needs": ("body",)}
 
@@ -118,10 +120,9 @@ def _output_schema(plugin: Plugin, export: str) -> Schema | None:
         return None  # `runner check` is about these
 
 
-_NO_MANIFEST = "a command has no vai-plugin.toml to compare with"
-
 _RULES = numbered(
     "vai",
+    "Plugin System",
     (
         "A hello is answered with a hello of the role plugin.",
         f"{_FRAMES}, Hello",
@@ -131,12 +132,12 @@ _RULES = numbered(
     (
         "package_id is that of vai-plugin.toml.",
         f"{_FRAMES}, Hello",
-        (Check("plugin", {"package_id?": "$package"}),),
+        Check("plugin", {"package_id?": "$package"}),
     ),
     (
         "version is that of vai-plugin.toml.",
         f"{_FRAMES}, Hello",
-        (Check("plugin", {"version?": "$own version"}),),
+        Check("plugin", {"version?": "$own version"}),
     ),
     (
         "A request is answered with ok, and a body with a status.",
@@ -168,10 +169,7 @@ _RULES = numbered(
     (
         "A request without a body is answered with ok false and an error.",
         f"{_FRAMES}, Response",
-        (
-            Say(_frame("request", id="#1", op="tool.invoke")),
-            See("#1", {"ok": False, "error": _ERROR}),
-        ),
+        (Say(_frame("request", id="#1", op="tool.invoke")), See("#1", {"ok": False, "error": _ERROR})),
         OWN,
     ),
     (
@@ -193,25 +191,11 @@ _RULES = numbered(
     (
         "A request that is cancelled is still answered.",
         f"{_FRAMES}, Cancel",
-        (
-            Say(_request()),
-            Say(_frame("cancel", request_id="#1", reason="user_cancelled")),
-            See("#1"),
-        ),
+        (Say(_request()), Say(_frame("cancel", request_id="#1", reason="user_cancelled")), See("#1")),
         _CALLED,
     ),
-    (
-        "A request that arrives in pieces is answered.",
-        _WIRE,
-        (Say(_request(), pieces=40), See("#1")),
-        _CALLED,
-    ),
-    (
-        f"A request of {_LONG} bytes is answered.",
-        _WIRE,
-        (Say(_request("$long body"), size=_LONG), See("#1")),
-        _CALLED,
-    ),
+    in_pieces(_WIRE, _request(), 40, _CALLED),
+    long_request(_WIRE, _request("$long body"), _LONG, _CALLED),
     (
         "A frame of an unknown type is not answered.",
         _FRAMES,
@@ -225,8 +209,8 @@ _RULES = numbered(
         OWN,
     ),
     ("shutdown ends the plugin.", f"{_FRAMES}, Shutdown", (Say(_frame("shutdown")), SeeExit(())), OWN),
-    ("The end of stdin ends the plugin.", _WIRE, (CloseInput(), SeeExit(())), OWN),
-    ("Before the hello, the end of stdin ends the plugin.", _WIRE, (CloseInput(), SeeExit(())), FIRST),
+    ("The end of stdin ends the plugin.", _WIRE, ENDS_WITH_STDIN, OWN),
+    ("Before the hello, the end of stdin ends the plugin.", _WIRE, ENDS_WITH_STDIN, FIRST),
     ("stdout carries nothing but frames of JSON.", _WIRE, "message"),
     ("Each frame is a hello, an event or a response, with the fields of its type.", _FRAMES, "shape"),
     ("Each response is to a request, and there is one.", f"{_FRAMES}, Event", "answer"),
@@ -234,18 +218,14 @@ _RULES = numbered(
 
 BOOK = RuleBook(
     framing=HeaderFraming(RULES),
-    encode=header_frame,
     rules=_RULES,
     handshake=_HANDSHAKE,
     sort=_sort,
     asks=_asks,
     shape=_shape,
-    reply=lambda value: None,
     facts=_facts,
     missing={
         "plugin": "its hello has no plugin",
-        "package": _NO_MANIFEST,
-        "own version": _NO_MANIFEST,
         "body": CALL_MISSING,
         "fits": "the export has no output_schema",
     },

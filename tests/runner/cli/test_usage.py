@@ -9,6 +9,7 @@ import select
 import shlex
 import signal
 import subprocess
+from argparse import SUPPRESS
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,15 @@ def test_help_has_an_example(runner_as_user: Caller, verb: str) -> None:
     assert said.returncode == 0 and said.stderr == ""
     assert f"usage: runner {verb}" in said.stdout
     assert verb_module(verb).EXAMPLE.removeprefix("runner") in said.stdout
+
+
+def test_help_has_the_options_of_a_command_too() -> None:
+    both = [verb for verb in VERBS if hasattr(verb_module(verb), "add_command_arguments")]
+    assert {"call", "conformance", "explain"} <= set(both)
+    for verb in both:
+        words = set(verb_parser(verb).format_help().split())
+        shown = [each for each in verb_parser(verb, of_command=True)._actions if each.help != SUPPRESS]
+        assert {each.option_strings[-1] for each in shown if each.option_strings} <= words
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "completion"])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from runner.conformance.host import HostCommandFault, load_stand_in, run_host
-from runner.conformance.host_checks import RUNS
+from runner.conformance.host_checks import RUNS, HostRun, PluginLog, ToldEntry, ends_it, nothing_left
 from runner.conformance.report import ConformanceReport, as_text
 from runner.conformance.told import ToldListener, ToldProcess, make_channels
 from runner.contracts.registry import contract_names
@@ -73,6 +73,16 @@ def try_small_host(contract: str, fault: str, *runs: str, command: str = "{comma
     return run_host(contract, words, runs=runs)
 
 
+def words_of(caller: Caller, *words: str) -> list[str]:
+    """A command line of `runner` with the caller's own environment: a host has that of the tests."""
+    return [
+        "env",
+        "-i",
+        *(f"{key}={value}" for key, value in caller.environ.items()),
+        *caller.command(*words),
+    ]
+
+
 def broken(report: ConformanceReport) -> list[str]:
     return [each.rule.id for each in report.verdicts if each.result == "fail"]
 
@@ -124,7 +134,7 @@ def test_a_host_that_keeps_all_rules(contract: str) -> None:
 @pytest.mark.usefixtures("nothing_left")
 def test_the_runner_is_seen_from_inside_its_cage(runner_as_user: Caller) -> None:
     """Its own folder is read-only there, without sockets or FIFOs. A host may start it caged, too."""
-    command = runner_as_user.command("call", *CALLS["rune"])
+    command = words_of(runner_as_user, "call", *CALLS["rune"])
     report = run_host("rune", command, runs=("impostor",))
     assert broken(report) == [], "\n".join(as_text(report))
     assert report.count("pass") == 11
@@ -135,12 +145,9 @@ def test_the_runner_is_seen_from_inside_its_cage(runner_as_user: Caller) -> None
 @pytest.mark.usefixtures("nothing_left")
 @pytest.mark.parametrize("contract", contract_names())
 def test_the_runner_keeps_the_rules_of_hosts(runner_as: Caller, contract: str) -> None:
-    report = run_host(contract, runner_as.command("call", *CALLS[contract]))
+    report = run_host(contract, words_of(runner_as, "call", *CALLS[contract]))
     assert broken(report) == [], "\n".join(as_text(report))
-    if runner_as.name != "root":
-        return  # what a host sees of `runner exec` is the same as root
-    exec_words = " ".join(runner_as.command("exec", "{folder}"))
-    report = try_small_host(contract, "", command=exec_words)
+    report = try_small_host(contract, "", command=" ".join(words_of(runner_as, "exec", "{folder}")))
     assert broken(report) == [], "\n".join(as_text(report))
 
 
@@ -181,7 +188,7 @@ def test_the_command_line(runner_as_user: Caller) -> None:
 
 
 @pytest.mark.usefixtures("nothing_left")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_the_host_too(runner_as_user: Caller, number: int) -> None:
     pipe = runner_as_user.home / "pid"
     os.mkfifo(pipe)
@@ -190,19 +197,29 @@ def test_a_signal_ends_the_host_too(runner_as_user: Caller, number: int) -> None
     words = runner_as_user.command("conformance", "rune", "--host", "--", *host)
     with (
         open(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)) as told_pid,
-        subprocess.Popen(words, env=runner_as_user.environ) as process,
+        subprocess.Popen(words, env=runner_as_user.environ, stderr=subprocess.PIPE, text=True) as process,
     ):
         assert select.select([told_pid], [], [], 60.0)[0]
         pid, folder = told_pid.readline().split()
         process.send_signal(number)
-        assert process.wait() == 128 + number
+        said = process.communicate()[1]
+        assert (process.returncode, said) == (128 + number, "")
     assert vanished({int(pid)})
     assert not Path(folder).exists()
 
 
+@pytest.mark.parametrize(("status", "result"), [(None, "n/a"), (0, "fail")])
+def test_a_host_that_is_ended_at_its_deadline_has_left_no_process(status: int | None, result: str) -> None:
+    log = PluginLog((ToldEntry("start", 1.0, START),), None)
+    trial = {"plain": HostRun(status, (log,)), "stubborn": HostRun(status, (log,))}
+    assert nothing_left()(trial).result == result
+    assert ends_it()(trial).result == "fail"  # a host that waits for the plugin without end
+    assert log.exchange[-1].text == "the process was still there"
+
+
 # --- what the stand-in tells --------------------------------------------------------------------------------
 
-START = {"argv": [], "cwd": "/", "folder": "/", "descriptors": [0, 1, 2], "environ": [], "values": {}}
+START = {"argv": [], "cwd": "/", "folder": "/", "descriptors": [0, 1, 2], "environ": [], "variable": ""}
 
 
 def told(*lines: str) -> list[str]:

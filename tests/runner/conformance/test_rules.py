@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runner.conformance import rpc
 from runner.conformance.rules import (
     PAD,
     Check,
@@ -21,8 +22,6 @@ from runner.conformance.rules import (
     contains,
     fill,
     mismatch,
-    rpc_shape,
-    sort_rpc,
     within,
 )
 from runner.contracts.registry import contract_names, example_folder, find_contract, plugin_rules
@@ -85,8 +84,8 @@ def test_a_message_has_exactly_the_size_it_should_have(size: int) -> None:
 
 @given(JSON)
 def test_no_message_of_a_plugin_breaks_the_judges(value: Any) -> None:
-    rpc_shape(value)
-    sort_rpc(value)
+    rpc.shape(value)
+    rpc.sort(value)
 
 
 @pytest.mark.parametrize("name", contract_names())
@@ -98,7 +97,8 @@ class TestEachBook:
             f"{name}-{number:02}" for number in range(1, len(book.rules) + 1)
         ]
         for each in book.rules:
-            assert each.rule.text.endswith(".") and each.rule.text.isprintable() and each.rule.place
+            assert each.rule.text.endswith(".") and each.rule.text.isprintable()
+            assert each.rule.place[:1].isalpha()  # it begins with the name of a text
             assert bool(each.steps) != bool(each.watch)
             assert all(need in book.missing for need in each.needs)
         assert {each.watch for each in book.rules} == {None, "message", "shape", "answer"}

@@ -14,9 +14,8 @@ import trio
 
 from runner.cli import main
 from runner.cli.conformance import without_secrets
-from runner.conformance.engine import try_plugin
+from runner.conformance.engine import TrialSubject, prepare_subject, try_plugin
 from runner.conformance.report import ContractRule, Transcript, Verdict
-from runner.conformance.subject import TrialSubject, prepare_subject
 from runner.contracts.registry import contract_names, example_folder, find_contract, plugin_rules
 from runner.launch.remote import forkserver
 from runner.launch.stages import Invocation

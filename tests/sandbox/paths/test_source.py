@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from sandbox import look
 from sandbox.paths import source as sources
 from sandbox.paths.denied_paths import HOST_PATHS
 from sandbox.paths.denylist import Denylist
-from sandbox.paths.mounts import read_mounts
+from sandbox.paths.mounts import Mounts, read_mounts
 from sandbox.paths.scan import DEPTH_LIMIT, SourceRefused
 from sandbox.paths.source import OpenSource, SourceMissing, open_source
 from sandbox.spec import Access
@@ -171,6 +172,16 @@ def test_the_working_directory_is_no_way_around(tmp_path: Path, monkeypatch: pyt
 )
 def test_interfaces_to_the_kernel(path: str) -> None:
     assert ask(path).rule in ("kernel_filesystem", "denylist", "special_file")
+
+
+def test_a_devtmpfs_may_be_on_the_way_and_not_at_the_end() -> None:
+    """As /dev is on most machines. In a container it is a tmpfs, so the table of mounts says otherwise."""
+    status, real = os.stat("/dev/null"), read_mounts()
+    device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+    table = Mounts(each._replace(fstype="devtmpfs") if each.device == device else each for each in real.all)
+    assert ask("/dev/null", mounts=table).rule == "kernel_filesystem"
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        assert ask(folder, mounts=table).rule == "open"
 
 
 def test_case_is_decided_by_the_filesystem(tmp_path: Path) -> None:
@@ -335,7 +346,7 @@ def test_what_hosts_keep_for_plugins(tmp_path: Path) -> None:
 PROBE = """
 import json, os, subprocess, sys
 from sandbox.paths.denylist import Denylist
-from sandbox.paths.mounts import read_mounts
+from sandbox.paths.mounts import Mounts, read_mounts
 from sandbox.paths.scan import SourceRefused
 from sandbox.paths.source import SourceMissing, open_source
 
