@@ -6,6 +6,7 @@ import errno
 import os
 
 from runner.launch.stages import Stage, decided_of, loaded_of
+from runner.launch.verdict import LAUNCH_HINT
 from runner.outcome import (
     EXEC_NO_CAGE,
     EXEC_NOT_FOUND,
@@ -49,6 +50,7 @@ _SHORTAGES = {
     errno.ENOMEM: "end other programs, or raise the limit of memory of the runner (ulimit -v, its cgroup)",
     errno.ENOBUFS: "the machine has no more memory for sockets: end other programs",
     errno.EAGAIN: "no more processes can be made: raise the limit of processes (ulimit -u)",
+    errno.ETIME: LAUNCH_HINT,
 }
 
 

@@ -204,6 +204,6 @@ def _cgroups(pid: int, *, swept: bool) -> list[str]:
 
 def _cmdline(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ").strip()
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ").strip()[:80]
     except OSError:
         return ""
