@@ -210,7 +210,7 @@ class Injector:
         if not program.startswith("python"):
             return "plugin"
         if int(status["Tgid"]) == self._runner:
-            return "runner"  # a thread of it
+            return "runner-thread"
         levels = status["NSpid"].split()
         if len(levels) > 2:
             return "plugin"

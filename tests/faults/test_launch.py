@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterable
-from errno import EACCES
+from errno import EACCES, ENOMEM
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT, Caller
-from tests.faults.inject import Fault
+from tests.faults.inject import Fault, Place
 from tests.faults.scenes import Ran, Scene, confinement, each_of, select
 from tests.faults.table import UNDROPPED
 from tests.runner.serve.shelf import put_example
@@ -48,13 +48,12 @@ open_files = 256
 file_size = "1M"
 disk = "4M"
 output = "1M"
-launch = "1m"
-deadline = "90s"
 """
+CLOCKS = ("--limit", "launch=1m", "--deadline", "90s")
 
 
 def plain(caller: Caller, folder: Path, write: Callable[..., Path]) -> list[str]:
-    return ["exec", str(write(folder / "nexo-plugin.toml", MANIFEST))]
+    return ["exec", *CLOCKS, str(write(folder / "nexo-plugin.toml", MANIFEST))]
 
 
 def with_gate(caller: Caller, folder: Path, write: Callable[..., Path]) -> list[str]:
@@ -64,7 +63,7 @@ def with_gate(caller: Caller, folder: Path, write: Callable[..., Path]) -> list[
     changed = text.replace('ceiling = "none"\nhosts = []', 'ceiling = "open"\nhosts = ["*:*"]')
     policy = write(folder / "operator/policy.toml", changed)
     manifest = write(folder / "mcp.json", json.dumps({"mcpServers": {"demo": entry}}))
-    return ["exec", "--policy", str(policy), "--limit", "launch=1m", "--deadline", "90s", str(manifest)]
+    return ["exec", *CLOCKS, "--policy", str(policy), str(manifest)]
 
 
 @pytest.fixture(params=[plain, with_gate])
@@ -109,7 +108,9 @@ def call(runner_as: Caller, plugin_dir: Path) -> Scene:
 
 def test_some_calls_of_a_call_fail(call: Scene) -> None:
     kinds = "runner/openat runner/epoll_ctl runner-forksrv/clone runner-monitor/unshare bwrap-init/pivot_root"
-    call.sweep(select(call, kinds))
+    # What a monitor tells its host: the terms of the launch, and that the plugin runs.
+    told = [Fault(Place("runner-forksrv", "sendto", number), ENOMEM) for number in (2, 3)]
+    call.sweep([*select(call, kinds), *told])
 
 
 @pytest.mark.broad
@@ -134,7 +135,7 @@ def test_some_calls_of_a_launch_fail(launch: Scene) -> None:
 @pytest.mark.bound(60 * MINUTES)
 def test_processes_of_a_launch_are_stopped(launch: Scene) -> None:
     """A runner that goes on later ends as any other. Another process that was stopped is ended in time."""
-    launch.words = [*launch.words[:-1], "--limit", "launch=15s", "--deadline", "30s", launch.words[-1]]
+    launch.words = [{"launch=1m": "launch=15s", "90s": "30s"}.get(word, word) for word in launch.words]
     places = launch.places()
     firsts = {(place.role, place.call): place for place in reversed(places) if place.role != "runner"}
     runners = [place for place in places if place.role == "runner"][:: 1 if REPEAT > 1 else 25]
