@@ -6,12 +6,12 @@ import errno
 import os
 
 from runner.launch.stages import Stage, decided_of, loaded_of
-from runner.launch.verdict import LAUNCH_HINT
 from runner.outcome import (
     EXEC_NO_CAGE,
     EXEC_NOT_FOUND,
     EXEC_REFUSED,
     KILLED_BY_FILTER,
+    LAUNCH_HINT,
     Failure,
     Outcome,
     Phase,

@@ -56,6 +56,7 @@ class Scene:
     reports: bool = False  # it takes --report
     program: str = ""  # Python that runs in place of the runner, with `words` as its arguments
     before: Callable[[], None] = lambda: None  # called before each run
+    turn: int = 0  # see `by_turns`
     _number: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -153,6 +154,12 @@ def _faults_of_outcome(ran: Ran, fault: Fault | None, *, reports: bool) -> Itera
         yield f"{ran.code} is not the class of a launch that failed"
     if (fault is None or fault.error in SHORTAGES) and ran.code == "policy_denied":
         yield "a lack of something is no fault of the policy"
+
+
+def by_turns(scene: Scene, places: Sequence[Place], every: int) -> list[Place]:
+    """Every n-th place among those of the same kind: scenes of another turn take others. With
+    RUNNER_TEST_REPEAT=2 all."""
+    return sorted(places) if REPEAT > 1 else sorted(places)[scene.turn % every :: every]
 
 
 def each_of(places: Sequence[Place]) -> list[Fault]:
