@@ -107,6 +107,8 @@ EXEC_NOT_FOUND: Final = 127
 # The cause of a launch whose cage was killed while it was built. A launch that is diagnosed names the layers.
 KILLED_BY_FILTER: Final = "outer_seccomp"
 
+LAUNCH_HINT: Final = "raise the launch limit (--limit launch=TIME), or find out what keeps the machine busy"
+
 
 class Outcome(NamedTuple):
     code: Code

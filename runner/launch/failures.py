@@ -11,6 +11,7 @@ from runner.outcome import (
     EXEC_NOT_FOUND,
     EXEC_REFUSED,
     KILLED_BY_FILTER,
+    LAUNCH_HINT,
     Failure,
     Outcome,
     Phase,
@@ -49,6 +50,7 @@ _SHORTAGES = {
     errno.ENOMEM: "end other programs, or raise the limit of memory of the runner (ulimit -v, its cgroup)",
     errno.ENOBUFS: "the machine has no more memory for sockets: end other programs",
     errno.EAGAIN: "no more processes can be made: raise the limit of processes (ulimit -u)",
+    errno.ETIME: LAUNCH_HINT,
 }
 
 

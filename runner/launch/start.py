@@ -54,7 +54,7 @@ def start(
             cgroup,
             None if clocks.deadline is None else clocks.deadline + _BACKUP_SECONDS,
             plumbing.ends,
-            clocks.launch,
+            clocks_of(limits, began).launch,  # the cage of a parked cell is built now
             parks,
             limits.deadline + _BACKUP_SECONDS if parks and limits.deadline is not None else None,
         )

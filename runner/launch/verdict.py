@@ -12,6 +12,7 @@ from runner.outcome import (
     EXEC_REFUSED,
     GOOD,
     KILLED_BY_FILTER,
+    LAUNCH_HINT,
     Outcome,
     Phase,
 )
@@ -191,7 +192,6 @@ def _own_ending(code: int, hits: tuple[str, ...], decided_by: DecidedBy) -> Outc
     return Outcome("crashed", "run", f"the plugin {words}", cause)
 
 
-LAUNCH_HINT = "raise the launch limit (--limit launch=TIME), or find out what keeps the machine busy"
 _LIFTED_HINT = (
     "find out which program changed the plugin's cgroup; in a systemd unit, set Delegate=yes, so that the "
     "groups below it are the unit's own"

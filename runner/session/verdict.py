@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypedDict
 
-from runner.launch.verdict import LAUNCH_HINT, DecidedBy, amount_of, raise_hint
-from runner.outcome import Outcome, Phase
+from runner.launch.verdict import DecidedBy, amount_of, raise_hint
+from runner.outcome import LAUNCH_HINT, Outcome, Phase
 
 if TYPE_CHECKING:
     from runner.launch.remote.messages import Terms

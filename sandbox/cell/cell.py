@@ -78,7 +78,7 @@ class Bounds(NamedTuple):
     cgroup: Cgroup | None = None
     deadline: float | None = None  # on the monotonic clock
     streams: tuple[int, int, int] = (0, 1, 2)  # the descriptors that the program gets as 0, 1 and 2
-    launch: float | None = None  # on the monotonic clock: by when the gate has to serve
+    launch: float | None = None  # on the monotonic clock: by when the cage is built, and the gate serves
     is_parked: bool = False  # the program starts when `Cell.release` is called
     released_seconds: float | None = None  # of a parked program: its deadline, from the release on
 

@@ -275,6 +275,7 @@ def _guard_orders(plan: LaunchPlan, folders: Sequence[str]) -> Iterator[GuardOrd
 def _with_bounds(order: SpawnOrder, bounds: Bounds, handles: CgroupHandles) -> SpawnOrder:
     cgroup = bounds.cgroup
     return order._replace(
+        until=min(filter(None, (bounds.launch, bounds.deadline)), default=None),
         rlimits=bounds.rlimits,
         cgroups=handles,
         membership=() if cgroup is None else tuple(os.fsencode(line) for line in cgroup.lines),

@@ -14,6 +14,7 @@ import struct
 
 from sandbox.speed.libc import open_libc
 from sandbox.speed.scopes import suppress
+from sandbox.speed.signals import signal
 from sandbox.speed.typed import Generator
 from sandbox.speed.value import NamedTuple
 
@@ -34,6 +35,8 @@ _ID = bytes(48)  # struct inet_diag_sockid, unused in a dump
 _NS_GET_USERNS = 0xB701
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _CHUNK_BYTES = 64 << 10
+# For the child, which makes one socket. The clocks of the plugin wait for it.
+_CHILD_SECONDS = 5.0
 
 # The first members of the kernel's sk_meminfo: received, its limit, being sent, its limit, reserved, queued
 # to be sent, options, and what waits for a busy socket.
@@ -150,9 +153,14 @@ def open_diag_socket(namespace: int) -> _socket.socket:
             finally:
                 os._exit(0)
         theirs.close()
-        _, given, _, _ = ours.recvmsg(1, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC)
-        with suppress(ChildProcessError):  # a handler of this process has reaped it
-            os.waitpid(child, 0)
+        ours.settimeout(_CHILD_SECONDS)
+        try:
+            _, given, _, _ = ours.recvmsg(1, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC)
+        finally:
+            with suppress(ChildProcessError):  # a handler of this process has reaped it
+                if not os.waitpid(child, os.WNOHANG)[0]:
+                    os.kill(child, signal.SIGKILL)  # it may have been stopped
+                    os.waitpid(child, 0)
     finally:
         theirs.close()
         ours.close()

@@ -172,6 +172,7 @@ class SpawnOrder(NamedTuple):
     umask: int = 0o077
     cgroups: CgroupHandles = CgroupHandles()  # the program joins, the cell's init does not
     membership: tuple[bytes, ...] = ()  # lines that /proc/self/cgroup must then contain
+    until: float | None = None  # on the monotonic clock: how long `spawn` waits for processes that it started
     deadline: float | None = None  # on the monotonic clock: the cell's init then ends everything
     released_seconds: float | None = None  # the same for a parked program, from its release on
     stdio: tuple[int, int, int] = (0, 1, 2)  # the descriptors that the program gets as 0, 1 and 2

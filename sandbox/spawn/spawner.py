@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import struct
+import time
 
 from sandbox.spawn import reaper
 from sandbox.spawn.init import (
@@ -42,11 +44,16 @@ _CAP_NET_ADMIN = 1 << 12
 _CAP_SYS_PTRACE = 1 << 19
 _CAP_SYS_ADMIN = 1 << 21
 _UNREADABLE = 1  # an address in the first page, which no process has
+_TRIAL_SECONDS = 10.0  # for one system call
+_LATE = "make the namespaces before the launch limit"
 _OOM_SCORE_ADJ = 500  # a plugin is killed before any process of the host
 
 
 def spawn(order: SpawnOrder) -> int:
     """Start `order` and return the pid of the cell's init once the program runs. Raises SpawnError.
+
+    At `order.until` it is returned too, and the caller's clocks end what was started so far. It is not ended
+    here: if the cell's init was stopped at its last step, the plugin may have run.
 
     Killing the cell's init ends everything at once. Killing its child, the program, ends everything as well,
     and the cell's init lives to report what was used.
@@ -56,7 +63,8 @@ def spawn(order: SpawnOrder) -> int:
     if numbers is None:
         raise SpawnError(f"make system calls on {os.uname().machine}", errno.ENOSYS)
     # The kernel refuses this pair of flags itself, so that no namespace is made.
-    if _filter_kills(libc, lambda: libc.syscall(numbers.clone, _CLONE_NEWUSER | _CLONE_FS, 0, 0, 0, 0)):
+    refused = lambda: libc.syscall(numbers.clone, _CLONE_NEWUSER | _CLONE_FS, 0, 0, 0, 0)  # noqa: E731
+    if _filter_kills(libc, refused, order.until):
         raise SpawnError("create a user and pid namespace: a seccomp filter kills for it", errno.EPERM)
     _load_steps(order)
     if order.network is not None and order.drop and may_make_networks():
@@ -100,7 +108,7 @@ def spawn(order: SpawnOrder) -> int:
                 raise SpawnError(*fault) from None
             raise SpawnError(step, error.errno or errno.EIO) from error
         try:
-            fault = read_fault(fault_r)
+            fault = read_fault(fault_r) if _is_ready(fault_r, order.until) else None
         except BaseException:
             _reap(pid)  # nobody else knows of it
             raise
@@ -208,11 +216,14 @@ def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
             finally:
                 os._exit(0)  # even if the runner is dead: the stack below is a copy of its own
     os.close(born_w)
-    os.waitpid(maker, 0)
-    answer = os.read(born_r, FAULT_SIZE)  # its first message, its last, or both
-    os.close(born_r)
+    try:
+        in_time = _reap_by(maker, order.until) is not None
+        answer = os.read(born_r, FAULT_SIZE)  # its first message, its last, or both
+    finally:
+        os.close(born_r)
     if len(answer) < _MAKER_MESSAGE.size:
-        raise SpawnError("go on: the process that makes the namespaces was killed", errno.EIO)
+        killed = "go on: the process that makes the namespaces was killed"
+        raise SpawnError(killed if in_time else _LATE, errno.EIO if in_time else errno.ETIME)
     stage, code, _ = _MAKER_MESSAGE.unpack_from(answer)
     if stage == _NETWORKING:
         raise SpawnError(answer[_MAKER_MESSAGE.size :].decode(), code)
@@ -220,7 +231,7 @@ def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
     if code:
         if made > 0:
             _reap(made)
-        raise SpawnError(_MAKER_STAGES[stage], code)
+        raise SpawnError(_MAKER_STAGES[stage], code) if in_time else SpawnError(_LATE, errno.ETIME)
     return int(made)
 
 
@@ -264,12 +275,12 @@ def can_join_keyring() -> bool:
     def join(name: int = _UNREADABLE) -> int:
         return int(libc.syscall(numbers.keyctl, KEYCTL_JOIN_SESSION_KEYRING, name, 0, 0, 0))
 
-    if _filter_kills(libc, join):
+    if _filter_kills(libc, join, time.monotonic() + _TRIAL_SECONDS):
         return False
     return (join() < 0 and get_errno() == errno.EFAULT) or join(0) >= 0
 
 
-def _filter_kills(libc: Libc, act: Callable[[], int]) -> bool:
+def _filter_kills(libc: Libc, act: Callable[[], int], until: float | None) -> bool:
     """Whether a seccomp filter around this process kills who does `act`. Tried in a child, if there is a
     filter: the runner itself has to live to say so."""
     if libc.prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) != _SECCOMP_MODE_FILTER:
@@ -284,8 +295,32 @@ def _filter_kills(libc: Libc, act: Callable[[], int]) -> bool:
             act()
         finally:
             os._exit(0)
-    status = os.waitpid(child, 0)[1]
-    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSYS
+    status = _reap_by(child, until)
+    return status is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSYS
+
+
+def _is_ready(fd: int, until: float | None) -> bool:
+    """Wait until there is something to read. False: that time has come first."""
+    watch = select.poll()
+    watch.register(fd, select.POLLIN)
+    return bool(watch.poll(None if until is None else max(0.0, until - time.monotonic()) * 1000))
+
+
+def _reap_by(pid: int, until: float | None) -> int | None:
+    """Reap a child that is about to end, and return its wait status. None: somebody has stopped it, and when
+    that time came it was killed."""
+    ended = False
+    try:
+        pidfd = os.pidfd_open(pid)
+        try:
+            ended = _is_ready(pidfd, until)
+        finally:
+            os.close(pidfd)
+    finally:
+        if not ended:
+            os.kill(pid, signal.SIGKILL)
+        status = os.waitpid(pid, 0)[1]
+    return status if ended else None
 
 
 def _reap(pid: int) -> None:

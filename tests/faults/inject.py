@@ -37,7 +37,13 @@ from tests.template import prepared
 _CHANNEL = 499
 _STARTING = threading.Lock()  # several runs may begin at once, and each needs that number
 _NUMBERS = syscalls.load(machine_arch())
-_NAMES = {_NUMBERS[name]: name for name in ERRNOS if name in _NUMBERS}
+_NAMES = {_NUMBERS[name]: name for name in (*ERRNOS, "fcntl") if name in _NUMBERS}
+# Of fcntl those that can fail: the others ask for flags of a file that is open, or set them.
+_LOCKS = (fcntl.F_SETLK, fcntl.F_SETLKW, fcntl.F_OFD_SETLK, fcntl.F_OFD_SETLKW)
+_FCNTL = {
+    **dict.fromkeys((fcntl.F_DUPFD, fcntl.F_DUPFD_CLOEXEC), "fcntl-dup"),
+    **dict.fromkeys(_LOCKS, "fcntl-lock"),
+}
 
 
 class Place(NamedTuple):
@@ -81,7 +87,11 @@ install_filter(open_libc(), ObserverOrder(bytes.fromhex("{filter}"), {channel}))
 def _filter() -> bytes:
     code = bpf.Assembler()
     allow, notify = code.ret(bpf.ALLOW), code.ret(USER_NOTIF)
+    command = allow
+    for number in _FCNTL:
+        command = code.branch(bpf.JEQ, number, notify, command)
     then = {
+        "fcntl": code.load(bpf.argument_offset(1), command),
         "sendmsg": code.load(bpf.argument_offset(0), code.branch(bpf.JEQ, _CHANNEL, allow, notify)),
         # One that asks for a limit and sets none does not fail.
         "prlimit64": code.load(bpf.argument_offset(2), code.branch(bpf.JEQ, 0, allow, notify)),
@@ -153,8 +163,9 @@ class Injector:
         raw = bytearray(_NOTIFICATION.size)
         with contextlib.suppress(OSError):  # killed meanwhile
             fcntl.ioctl(listener, _RECEIVE, raw, True)
-            number, pid, _, call, _, _, *_ = _NOTIFICATION.unpack(raw)
-            error = self._judge(pid, _NAMES[call])
+            number, pid, _, call, _, _, _, command, *_ = _NOTIFICATION.unpack(raw)
+            name = _NAMES[call]
+            error = self._judge(pid, _FCNTL[command & 0xFFFFFFFF] if name == "fcntl" else name)
             answer = (number, 0, -error, 0) if error else (number, 0, 0, _CONTINUE)
             fcntl.ioctl(listener, _SEND, _ANSWER.pack(*answer))
 
@@ -199,7 +210,7 @@ class Injector:
         if not program.startswith("python"):
             return "plugin"
         if int(status["Tgid"]) == self._runner:
-            return "runner"  # a thread of it
+            return "runner-thread"
         levels = status["NSpid"].split()
         if len(levels) > 2:
             return "plugin"

@@ -56,6 +56,7 @@ class Scene:
     reports: bool = False  # it takes --report
     program: str = ""  # Python that runs in place of the runner, with `words` as its arguments
     before: Callable[[], None] = lambda: None  # called before each run
+    turn: int = 0  # see `by_turns`
     _number: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -155,6 +156,12 @@ def _faults_of_outcome(ran: Ran, fault: Fault | None, *, reports: bool) -> Itera
         yield "a lack of something is no fault of the policy"
 
 
+def by_turns(scene: Scene, places: Sequence[Place], every: int) -> list[Place]:
+    """Every n-th place among those of the same kind: scenes of another turn take others. With
+    RUNNER_TEST_REPEAT=2 all."""
+    return sorted(places) if REPEAT > 1 else sorted(places)[scene.turn % every :: every]
+
+
 def each_of(places: Sequence[Place]) -> list[Fault]:
     """At each place one of its errnos, by turns; with RUNNER_TEST_REPEAT=10 all of them."""
     found = []
@@ -204,6 +211,6 @@ def _cgroups(pid: int, *, swept: bool) -> list[str]:
 
 def _cmdline(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ").strip()
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").replace("\0", " ").strip()[:80]
     except OSError:
         return ""

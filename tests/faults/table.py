@@ -61,7 +61,8 @@ ERRNOS: dict[str, tuple[int, ...]] = {
     "fchown": (EPERM, EROFS, EIO),
     "fchownat": (EPERM, EROFS, EIO),
     "flock": (ENOLCK, EINTR),
-    "fcntl": (EMFILE, ENOLCK),
+    "fcntl-dup": (EMFILE,),
+    "fcntl-lock": (ENOLCK,),
     "dup": (EMFILE,),
     "dup3": (EMFILE, EBUSY),
     "dup2": (EMFILE, EBUSY),
@@ -118,9 +119,14 @@ ERRNOS: dict[str, tuple[int, ...]] = {
 # bubblewrap goes on if a capability cannot be dropped from the bounding set. Nobody in the cage can gain one:
 # no new privileges, and none in any other set.
 UNDROPPED = ("bwrap-init", "prctl")
-# The launcher's word that it executes the program: four bytes into an empty pipe. That cannot fail while
-# there is a reader, and without one the cage ends.
-NEVER_FAILS = {("runner-launcher", "write")}
+NEVER_FAILS = {
+    # The launcher's word that it executes the program: four bytes into an empty pipe. That cannot fail while
+    # there is a reader, and without one the cage ends.
+    ("runner-launcher", "write"),
+    # trio's threads wake its loop by a byte into a socket of its own. trio has no other way to tell, so that
+    # it would wait for ever. The kernel lacks the memory for one byte only if it is killing the process.
+    ("runner-thread", "sendto"),
+}
 
 # The runner or the machine has no more of something. That is no fault of a file, a policy or a plugin.
 SHORTAGES = frozenset({EMFILE, ENFILE, ENOMEM, EAGAIN, ENOBUFS})

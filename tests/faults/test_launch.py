@@ -9,17 +9,16 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterable
-from errno import EACCES
+from errno import EACCES, ENOMEM
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import ROOT, Caller
-from tests.faults.inject import Fault
-from tests.faults.scenes import Ran, Scene, confinement, each_of, select
+from tests.faults.inject import Fault, Place
+from tests.faults.scenes import Ran, Scene, by_turns, confinement, each_of, select
 from tests.faults.table import UNDROPPED
 from tests.runner.serve.shelf import put_example
-from tests.tables import REPEAT
 
 pytestmark = [pytest.mark.launches, pytest.mark.usefixtures("nothing_left")]
 MINUTES = 60.0
@@ -48,13 +47,12 @@ open_files = 256
 file_size = "1M"
 disk = "4M"
 output = "1M"
-launch = "1m"
-deadline = "90s"
 """
+CLOCKS = ("--limit", "launch=1m", "--deadline", "90s")
 
 
 def plain(caller: Caller, folder: Path, write: Callable[..., Path]) -> list[str]:
-    return ["exec", str(write(folder / "nexo-plugin.toml", MANIFEST))]
+    return ["exec", *CLOCKS, str(write(folder / "nexo-plugin.toml", MANIFEST))]
 
 
 def with_gate(caller: Caller, folder: Path, write: Callable[..., Path]) -> list[str]:
@@ -64,14 +62,15 @@ def with_gate(caller: Caller, folder: Path, write: Callable[..., Path]) -> list[
     changed = text.replace('ceiling = "none"\nhosts = []', 'ceiling = "open"\nhosts = ["*:*"]')
     policy = write(folder / "operator/policy.toml", changed)
     manifest = write(folder / "mcp.json", json.dumps({"mcpServers": {"demo": entry}}))
-    return ["exec", "--policy", str(policy), "--limit", "launch=1m", "--deadline", "90s", str(manifest)]
+    return ["exec", *CLOCKS, "--policy", str(policy), str(manifest)]
 
 
 @pytest.fixture(params=[plain, with_gate])
 def launch(
     request: pytest.FixtureRequest, runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path]
 ) -> Scene:
-    scene = Scene(runner_as, request.param(runner_as, plugin_dir, write_file), reports=True)
+    turn = [plain, with_gate].index(request.param) + 2 * (runner_as.uid != 0)
+    scene = Scene(runner_as, request.param(runner_as, plugin_dir, write_file), reports=True, turn=turn)
     healthy = confinement(scene.run(None)[0].out)
     assert any(line.startswith("Seccomp: 2") for line in healthy)
 
@@ -95,7 +94,7 @@ def call(runner_as: Caller, plugin_dir: Path) -> Scene:
     """A call: of a host with threads, whose fork server makes a monitor, which launches the plugin."""
     plugin = put_example("nexo", "nexo0", plugin_dir)
     words = ["call", str(plugin_dir / "nexo0"), plugin.tool, "--input", json.dumps(plugin.input)]
-    scene = Scene(runner_as, words, reports=True)
+    scene = Scene(runner_as, words, reports=True, turn=2 * (runner_as.uid != 0))
     healthy = scene.run(None)[0].out
     assert b"you" in healthy
 
@@ -109,19 +108,21 @@ def call(runner_as: Caller, plugin_dir: Path) -> Scene:
 
 def test_some_calls_of_a_call_fail(call: Scene) -> None:
     kinds = "runner/openat runner/epoll_ctl runner-forksrv/clone runner-monitor/unshare bwrap-init/pivot_root"
-    call.sweep(select(call, kinds))
+    # What a monitor tells its host: the terms of the launch, and that the plugin runs.
+    told = [Fault(Place("runner-forksrv", "sendto", number), ENOMEM) for number in (2, 3)]
+    call.sweep([*select(call, kinds), *told])
 
 
 @pytest.mark.broad
 @pytest.mark.bound(120 * MINUTES)
 def test_each_call_of_a_call_fails(call: Scene) -> None:
-    call.sweep(each_of(call.places()))
+    call.sweep(each_of(by_turns(call, call.places(), 4)))
 
 
 @pytest.mark.broad
 @pytest.mark.bound(120 * MINUTES)
 def test_each_process_of_a_call_is_killed_at_its_calls(call: Scene) -> None:
-    places = call.places()[:: 1 if REPEAT > 1 else 5]
+    places = by_turns(call, call.places(), 10)
     call.sweep([Fault(place, signal=signal.SIGKILL) for place in places])
 
 
@@ -130,28 +131,26 @@ def test_some_calls_of_a_launch_fail(launch: Scene) -> None:
     launch.sweep(select(launch, f"{kinds} bwrap/clone bwrap-init/mount bwrap-init/pivot_root program/execve"))
 
 
-# Once bubblewrap runs, the runner's clocks hold for all of these. Before, it waits for a copy of itself.
-_CLOCKED = ("bwrap", "bwrap-init", "runner-init", "runner-launcher")
-
-
 @pytest.mark.broad
 @pytest.mark.bound(60 * MINUTES)
 def test_processes_of_a_launch_are_stopped(launch: Scene) -> None:
     """A runner that goes on later ends as any other. Another process that was stopped is ended in time."""
+    launch.words = [{"launch=1m": "launch=15s", "90s": "30s"}.get(word, word) for word in launch.words]
     places = launch.places()
-    firsts = {(place.role, place.call): place for place in reversed(places) if place.role in _CLOCKED}
-    runners = [place for place in places if place.role == "runner"][:: 1 if REPEAT > 1 else 25]
-    launch.sweep([Fault(place, signal=signal.SIGSTOP) for place in (*runners, *firsts.values())], at_once=8)
+    firsts = {(place.role, place.call): place for place in reversed(places) if place.role != "runner"}
+    runners = by_turns(launch, [place for place in places if place.role == "runner"], 25)
+    stopped = (*runners, *by_turns(launch, [*firsts.values()], 3))
+    launch.sweep([Fault(place, signal=signal.SIGSTOP) for place in stopped], at_once=8)
 
 
 @pytest.mark.broad
 @pytest.mark.bound(120 * MINUTES)
 def test_each_call_of_a_launch_fails(launch: Scene) -> None:
-    launch.sweep(each_of(launch.places()))
+    launch.sweep(each_of(by_turns(launch, launch.places(), 4)))
 
 
 @pytest.mark.broad
 @pytest.mark.bound(60 * MINUTES)
 def test_each_process_of_a_launch_is_killed_at_its_calls(launch: Scene) -> None:
-    places = launch.places()[:: 1 if REPEAT > 1 else 5]
+    places = by_turns(launch, launch.places(), 10)
     launch.sweep([Fault(place, signal=signal.SIGKILL) for place in places])

@@ -17,7 +17,7 @@ from runner.cli.shared.report_file import ReportFile, ReportFileError
 from runner.cli.shared.text import say
 from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError, PluginFailure
-from runner.launch.failures import judge_error
+from runner.launch.failures import failure_of
 from runner.launch.remote import forkserver
 from runner.launch.remote.forkserver import LaunchTicket
 from runner.launch.stages import Invocation
@@ -153,7 +153,9 @@ async def _conversation(request: SessionRequest, output: Output, what: str, work
             if os.environ.get("RUNNER_DEBUG"):
                 raise
             [error] = _leaves(group)
-            failed = PluginFailure(judge_error(error)[0]._replace(phase=seen[0].phase if seen else phase))
+            now = seen[0].phase if seen else phase
+            found = failure_of(error, None, ran=now != "launch").outcome
+            failed = PluginFailure(found._replace(phase=now))
     if failed is None and not output.has_told and numbers:
         failed = _ended_before(seen) or interrupted(numbers[0], phase)
         failed.stderr = seen[0].stderr if seen else ""

@@ -68,17 +68,18 @@ class Control:
         return True
 
     def mention(self, message: Message) -> None:
-        """Tell it, if that takes no waiting."""
+        """Tell it, if that takes no waiting, and there is memory for it."""
         unread = array.array("i", [0])
         try:
             fcntl.ioctl(self.fd, termios.TIOCOUTQ, unread)
+            # A message has a tenth of that at most: the rest has room for it.
+            if unread[0] <= _MOST_UNREAD_BYTES:
+                self.tell(message)
         except OSError:
             return
-        if unread[0] <= _MOST_UNREAD_BYTES:  # a message has a tenth of that at most: the rest has room for it
-            self.tell(message)
 
     def tell(self, message: Message) -> bool:
-        """False if the host has ended, or does not read."""
+        """False if the host has ended, or does not read. Raises OSError if there is no memory for it."""
         return drive(self.telling(message))
 
     def telling(self, message: Message) -> Steps[bool]:
@@ -92,7 +93,7 @@ class Control:
                 if time.monotonic() >= until:
                     return False
                 yield Need({self.fd: select.POLLOUT}, until)
-            except OSError:
+            except ConnectionError:
                 return False
         return True
 

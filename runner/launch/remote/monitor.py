@@ -135,7 +135,8 @@ def serve(
 
 def refuse(control: int, error: Exception) -> None:
     """Tell a host that its monitor could not be started, in the monitor's place."""
-    Control(os.dup(control)).tell(_bare_ending(error))
+    with suppress(OSError):  # its socket is closed
+        Control(os.dup(control)).tell(_bare_ending(error))
 
 
 def _serve(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Generator, Iterator
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.limits import socket_tables
+from sandbox.cell.cell import children
+from sandbox.limits import socket_diag, socket_tables
 from sandbox.limits.socket_diag import TCP, DiagFault, ListedSocket, list_sockets, open_diag_socket
 from sandbox.limits.socket_meter import largest_socket_bytes, parse_sockstat
 from sandbox.limits.socket_tables import SocketLists, SocketTables, open_network, parse_table
@@ -239,6 +241,15 @@ def test_a_process_of_our_own_network_is_not_the_plugin(holder: Holder) -> None:
     assert open_network(2**22 + 1) is None
     with pytest.raises(PermissionError), open(os.devnull) as other:
         open_diag_socket(other.fileno())
+
+
+def test_a_child_that_is_stopped_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket_diag, "_CHILD_SECONDS", 0.2)
+    monkeypatch.setattr(socket_diag, "_enter", lambda _: os.kill(os.getpid(), signal.SIGSTOP))
+    before = children(os.getpid()), os.listdir("/proc/self/fd")
+    with pytest.raises(TimeoutError):
+        open_diag_socket(0)
+    assert (children(os.getpid()), os.listdir("/proc/self/fd")) == before
 
 
 def test_a_kernel_that_does_not_list_them(network: SocketLists) -> None:

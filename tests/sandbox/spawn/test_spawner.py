@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -485,29 +486,67 @@ def test_the_runners_death_before_the_mapping(runner_as: Caller) -> None:
         assert end_of_output(runner) == b""
 
 
+LATE = ("make the namespaces before the launch limit", errno.ETIME)
+
+
 @pytest.mark.needs("root")
 @one_case(
-    ("function", "stage"),
+    ("function", "number", "told"),
     [
-        ("_map_ids", "map the plugin's ids"),
-        ("_keep_root_file_access", "go on: the process that makes the namespaces was killed"),
+        ("_map_ids", signal.SIGKILL, ("map the plugin's ids", errno.EIO)),
+        (
+            "_keep_root_file_access",
+            signal.SIGKILL,
+            ("go on: the process that makes the namespaces was killed", errno.EIO),
+        ),
+        ("_map_ids", signal.SIGSTOP, LATE),
+        ("_keep_root_file_access", signal.SIGSTOP, LATE),
     ],
 )
-def test_a_maker_that_is_killed(runner_as_root: Caller, function: str, stage: str) -> None:
+def test_a_maker_that_is_killed_or_stopped(
+    runner_as_root: Caller, function: str, number: int, told: tuple[str, int]
+) -> None:
     """For example by the OOM killer: its child is dead, and nothing starts."""
 
-    def killed(given: dict[str, Any], name: str) -> list[Any]:
+    def hit(given: dict[str, Any], name: str, number: int) -> list[Any]:
         import os
-        import signal
 
         from sandbox.spawn import spawner
 
-        setattr(spawner, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        setattr(spawner, name, lambda *_: os.kill(os.getpid(), number))
         return failing(given)
 
-    given = order(runner_as_root, "/bin/echo", "started")
-    told = elsewhere.run(runner_as_root, killed, given, function, using=(failing,))
-    assert told == [stage, errno.EIO, False, 0]
+    until = time.monotonic() + 1.0 if number == signal.SIGSTOP else None
+    given = order(runner_as_root, "/bin/echo", "started", until=until)
+    found = elsewhere.run(runner_as_root, hit, given, function, int(number), using=(failing,))
+    assert found == [*told, False, 0]
+
+
+@one_case("stages", ["_init_stages", "_program_stages"])
+def test_a_process_that_is_stopped_is_left_to_the_callers_clocks(runner_as: Caller, stages: str) -> None:
+    """Nobody is waited for: the pid is the caller's, who ends all with it."""
+
+    def stopped(given: dict[str, Any], stages: str) -> list[Any]:
+        import os
+        import select
+        import signal
+
+        from sandbox.spawn import init, spawner
+        from sandbox.spawn.order import SpawnOrder
+
+        real = getattr(init, stages)
+        # The init of a pid namespace gets no SIGSTOP of its own.
+        stop = ("stop", lambda: select.select([], [], []))
+        setattr(init, stages, lambda *words: [stop, *real(*words)])
+        before = len(os.listdir("/proc/self/fd"))
+        pid = spawner.spawn(SpawnOrder(**given))
+        lives = os.waitpid(pid, os.WNOHANG)[0] == 0
+        os.kill(pid, signal.SIGKILL)
+        status = os.waitpid(pid, 0)[1]
+        return [lives, status, len(os.listdir("/proc/self/fd")) - before]
+
+    given = order(runner_as, "/bin/echo", "started", until=time.monotonic() + 0.5)
+    assert elsewhere.run(runner_as, stopped, given, stages) == [True, signal.SIGKILL, 0]
 
 
 def spawned(given: dict[str, Any]) -> None:

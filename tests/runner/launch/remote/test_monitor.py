@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -85,6 +86,21 @@ def test_a_host_that_is_gone_with_our_words_unread(pair: tuple[Control, socket.s
     assert control.is_called()
     assert (control.read_orders(), control.over) == ([], True)
     assert not control.tell(Launched({}))  # and no signal kills us for it
+
+
+def test_a_lack_of_memory_is_not_a_host_that_is_gone(pair: tuple[Control, socket.socket]) -> None:
+    class Full:
+        def send(self, *_: object) -> int:
+            raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+
+    control, _ = pair
+    real, control._socket = control._socket, Full()  # type: ignore[assignment]
+    try:
+        control.mention(Born(1))  # the host can do without
+        with pytest.raises(OSError, match="No buffer space"):
+            control.tell(Launched({}))
+    finally:
+        control._socket = real
 
 
 def test_a_host_that_does_not_listen(
