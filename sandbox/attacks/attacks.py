@@ -390,7 +390,7 @@ def _kernel_memory() -> Iterator[Attack]:
 
 def _secrets() -> Iterator[Attack]:
     for name, tries, layer, words in (
-        ("variable", "find a variable of the program that starts it", "environment", ("find_variable", "{variable}")),
+        ("variable", "find a variable of its caller", "environment", ("find_variable", "{variable}")),
         ("process", "find a variable of another process", "pids", ("read", "/proc/{pid}/environ")),
         (
             "descriptor",
