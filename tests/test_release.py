@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -179,16 +180,42 @@ def test_a_checkout_with_changes_is_not_released(tmp_path: Path, monkeypatch: py
     assert "this is no git checkout" in release.faults_of_checkout()
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     assert not any("git" in fault for fault in release.faults_of_checkout())
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.com"]
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "one"], check=True)
+    subprocess.run([*git, "tag", f"v{runner.__version__}"], check=True)
+    assert any("is tagged already" in fault for fault in release.faults_of_checkout())
     (tmp_path / "new").touch()
     assert any("1 files are not as in the last commit" in fault for fault in release.faults_of_checkout())
 
 
-def test_release_asks_for_a_key_or_a_dry_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for words in ([], ["--check", "x"], ["--signers", "x", "--dry-run"], ["--check", "x", "--dry-run"]):
-        with pytest.raises(SystemExit):
+def test_release_refuses_what_is_asked_wrongly_before_it_works(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words in (
+        *([], ["--check", "x"], ["--signers", "x", "--dry-run"], ["--check", "x", "--dry-run"]),
+        *(["--dry-run", "--key", "x"], ["--key", "x", "--check", "x", "--signers", "x"]),
+    ):
+        with pytest.raises(SystemExit) as ended:
             release.main(words)
-    assert release.main(["--dry-run", "--out", str(tmp_path)]) == 1  # the folder exists
-    assert "exists" in capsys.readouterr().err
+        assert ended.value.code == 2, words
+
+    def work(*_: object) -> NoReturn:
+        raise NotReleasable("it works")
+
+    monkeypatch.setattr(release, "audit", work)
+    (tmp_path / "file").write_text("no key")
+    new = tmp_path / "new"
+    for out, more, told in (
+        (tmp_path, ["--dry-run"], "exists"),
+        (tmp_path / "file/below", ["--dry-run"], "cannot be made: Not a directory"),
+        (new, ["--key", str(tmp_path / "file")], "is no key"),
+        (new, ["--key", str(tmp_path / "missing")], "is no key"),
+        (new, ["--dry-run"], "it works"),  # the control
+    ):
+        assert release.main(["--out", str(out), *more]) == 1
+        assert told in capsys.readouterr().err
+        assert not new.exists()  # also after a failure
+    assert (tmp_path / "file").exists()
 
 
 def test_man_pages_have_every_option_of_help() -> None:

@@ -80,15 +80,30 @@ def try_in(base: Path, folder: Path, script: str, files: dict[str, Path]) -> dic
     return {name: rest for name, _, rest in (line.partition(" ") for line in done.stdout.splitlines())}
 
 
+def older_deb(deb: Path, folder: Path) -> Path:
+    """The package with a lower version, and with a module that later ones do not have."""
+    subprocess.run(["dpkg-deb", "--raw-extract", str(deb), str(folder)], check=True)
+    control = folder / "DEBIAN/control"
+    control.write_text(control.read_text().replace(f"Version: {runner.__version__}-", "Version: 0.0.9-"))
+    [package] = (folder / "usr/lib/plugin-runner/lib").glob("python3*/site-packages/runner")
+    (package / "withdrawn.py").write_text("")
+    older = folder.with_suffix(".deb")
+    subprocess.run(["dpkg-deb", "-Znone", "--build", str(folder), str(older)], check=True)
+    return older
+
+
 def test_the_debian_package(suite: str, base: Path, tmp_path: Path) -> None:
     deb = build_deb(suite, architecture(), tmp_path / "one", EPOCH)
     assert deb.read_bytes() == build_deb(suite, architecture(), tmp_path / "two", EPOCH).read_bytes()
-    found = try_in(base, tmp_path, "try_deb.sh", {"package.deb": deb})
+    older = older_deb(deb, tmp_path / "older")
+    found = try_in(base, tmp_path, "try_deb.sh", {"package.deb": deb, "older.deb": older})
     assert found["version"] == f"runner {runner.__version__}"
     assert found["doctor"].startswith("Every layer that the default policy requires can be enforced here.")
     for who in ("root", "person"):
         assert json.loads(found[who]) == {"greeting": f"Hello, {who}!"}
-    assert found["man"].startswith("RUNNER(1)") and found["bash"].endswith("runner")
+    assert found["kept"] == '{"calls": 2} {"calls": 2}'
+    assert found["man"].startswith("RUNNER(1)") and found["bash"] == "conformance"
+    assert "nats://127.0.0.1:1" in found["fleet"], found
     assert found["gateway"] and ("apparmor" in found) == SUITES[suite].apparmor
     assert found["left"] == ""
 
