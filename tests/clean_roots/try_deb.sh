@@ -2,7 +2,7 @@
 # Runs in a clean root (enter.sh) with /opt/package.deb and /opt/older.deb, a package of an earlier version. Each line of the result is a name and a value; the
 # first thing that fails ends it.
 set -euo pipefail
-export DEBIAN_FRONTEND=noninteractive HOME=/root
+export DEBIAN_FRONTEND=noninteractive HOME=/srv/root  # homes are their owners': purging leaves them alone
 quietly() { "$@" >/opt/log 2>&1 || { tail -n 20 /opt/log >&2; exit 1; }; }
 # Everything but what programs write while they run, and what packages leave behind by design.
 list_files() {
