@@ -42,7 +42,10 @@ echo "install $(seconds_of unshare --net dpkg --install /opt/package.deb)"
 sha256sum --quiet --check /opt/state
 test -z "$(find /usr/lib/plugin-runner -name 'withdrawn*')"
 grep -q "of an administrator" /etc/runner/note
-[ ! -e /etc/apparmor.d/runner ] || grep -q "of an administrator" /etc/apparmor.d/runner
+if [ -e /etc/apparmor.d/runner ]; then
+    grep -q "of an administrator" /etc/apparmor.d/runner
+    sed -i '/of an administrator/d' /etc/apparmor.d/runner
+fi
 runner allow --list | grep -q "read  /srv/root/documents"
 echo "kept $(count env) $(cd /srv/person && count person)"
 rm -r /etc/runner
@@ -84,7 +87,7 @@ grep -q -e '--inspect' /opt/log
 test ! -s /opt/errors
 bash -c 'source /usr/share/bash-completion/completions/runner && complete -p runner >/dev/null
     COMP_WORDS=(runner conf) COMP_CWORD=1 && _runner && echo "bash ${COMPREPLY[*]}"'
-dpkg --verify plugin-runner
+test -z "$(dpkg --verify plugin-runner)"
 if [ -e /etc/apparmor.d/runner ]; then
     quietly apt-get install -y --no-install-recommends apparmor
     apparmor_parser --skip-kernel-load --skip-cache /etc/apparmor.d/runner
