@@ -97,7 +97,8 @@ def check(folder: Path, signers: Path) -> list[str]:
     argv += ["-s", str(folder / f"{SUMS}.sig")]
     done = subprocess.run(argv, input=sums, capture_output=True, check=False)
     if done.returncode:
-        return [f"{SUMS} is not signed by a key of {signers}: {done.stderr.decode().strip()}"]
+        told = (done.stderr or done.stdout).decode(errors="replace").strip()
+        return [f"{SUMS} is not signed by a key of {signers}: {told}"]
     wanted = {
         name: digest for digest, _, name in (line.partition("  ") for line in sums.decode().splitlines())
     }
