@@ -17,7 +17,7 @@ import runner
 from runner.cli import all_verbs
 from scripts.releasing import release
 from scripts.releasing.audit import audit, vulnerabilities
-from scripts.releasing.deb import SUITES
+from scripts.releasing.deb import SUITES, without_delegate_subgroup
 from scripts.releasing.distributions import NotReleasable
 from scripts.releasing.lock import LockError, Pin, read_lock
 from scripts.releasing.manual import man_page, output_of
@@ -246,3 +246,23 @@ def test_scripts_of_the_debian_package_are_sound() -> None:
     # The profile names the folder of the package's command, for the systems that have the rule.
     assert "/usr/lib/plugin-runner/bin" in (ROOT / "policies/apparmor/runner").read_text()
     assert [name for name, suite in SUITES.items() if suite.apparmor] == ["trixie", "noble"]
+
+
+@pytest.mark.parametrize("name", ["runner-serve", "runner-serve-user", "runner-worker"])
+def test_units_for_an_older_systemd_enter_the_group_themselves(name: str) -> None:
+    text = (ROOT / f"policies/systemd/{name}.service").read_text()
+    unit = re.sub(r"(?m)^ExecStart=\S+/runner ", "ExecStart=/usr/bin/runner ", text)
+    [before] = re.findall(r"(?m)^ExecStart=(.*)$", unit)
+    older = without_delegate_subgroup(unit)
+    assert "\nDelegateSubgroup=" in unit and "\nDelegateSubgroup=" not in older
+    [(command, words)] = re.findall(r"(?m)^ExecStart=/bin/sh -c '([^']*)' sh (.*)$", older)
+    # systemd reads $$ as $, and would put a variable of the unit in the place of ${NAME}.
+    command = command.replace("$$", "$")
+    assert "${" not in command and words == before
+    # The file to write to, and what is started then.
+    shown = command.replace('mkdir -p "$group" && echo 0 >', "echo ")
+    argv = ["/bin/sh", "-c", shown, "sh", "echo", "started", "a  b"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    group, started = done.stdout.splitlines()
+    [own] = re.findall(r"(?m)^0::(.*)$", Path("/proc/self/cgroup").read_text()) or [""]
+    assert (group, started) == (f"/sys/fs/cgroup{own}/daemon/cgroup.procs", "started a  b")

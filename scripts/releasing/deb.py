@@ -44,12 +44,13 @@ class Suite(NamedTuple):
     python: str
     mark: str  # in the package's version: a newer release of the distribution has a newer package
     apparmor: bool  # whether its AppArmor knows the rule `userns` (4.0 and later)
+    subgroup: bool  # whether its systemd knows DelegateSubgroup= (254 and later)
 
 
 SUITES = {
-    "bookworm": Suite("3.11", "deb12", False),
-    "trixie": Suite("3.13", "deb13", True),
-    "noble": Suite("3.12", "ubuntu24.04", True),
+    "bookworm": Suite("3.11", "deb12", False, False),
+    "trixie": Suite("3.13", "deb13", True, True),
+    "noble": Suite("3.12", "ubuntu24.04", True, True),
 }
 ARCHITECTURES = {"arm64": "aarch64", "amd64": "x86_64"}  # Debian's name and that of wheels
 
@@ -163,10 +164,8 @@ def _add_system_files(tree: Path, kind: Suite, epoch: int) -> None:
         text = (ROOT / "policies/systemd" / name).read_text()
         # Comments say how to install a unit by hand.
         lines = text.splitlines() if name == "plugin-host.service" else _without_head(text)
-        _write(
-            tree / place,
-            re.sub(r"(?m)^ExecStart=\S*/bin/runner ", "ExecStart=/usr/bin/runner ", "\n".join(lines)),
-        )
+        unit = re.sub(r"(?m)^ExecStart=\S*/bin/runner ", "ExecStart=/usr/bin/runner ", "\n".join(lines))
+        _write(tree / place, unit if kind.subgroup else without_delegate_subgroup(unit))
     if kind.apparmor:
         _write(tree / "etc/apparmor.d/runner", (ROOT / "policies/apparmor/runner").read_text())
     for shell, place in (
@@ -180,6 +179,24 @@ def _add_system_files(tree: Path, kind: Suite, epoch: int) -> None:
     write_man_pages(pages, epoch)
     for page in pages.iterdir():
         _compress(page)
+
+
+def without_delegate_subgroup(unit: str) -> str:
+    """The unit for a systemd that ignores DelegateSubgroup=: the command enters that group itself. Otherwise
+    no plugin would start, because a group with processes in it cannot hand its controllers down."""
+    found = re.search(r"(?m)^DelegateSubgroup=(\w+)\n", unit)
+    if found is None or "ExecStart=/usr/bin/runner " not in unit:
+        return unit
+    enter = (
+        f'group=/sys/fs/cgroup"$(sed -n s/^0:://p /proc/self/cgroup)"/{found[1]};'
+        ' mkdir -p "$$group" && echo 0 >"$$group/cgroup.procs"; exec "$$@"'
+    )
+    told = "# Before systemd 254 there is no DelegateSubgroup=: ExecStart= enters a group below this one.\n"
+    return re.sub(
+        r"(?m)^ExecStart=(.*)$",
+        lambda line: f"ExecStart=/bin/sh -c '{enter}' sh {line[1]}",
+        unit.replace(found[0], told),
+    )
 
 
 def _without_head(text: str) -> list[str]:

@@ -78,7 +78,7 @@ for unit in system/runner-serve.service system/runner-serve.socket system/runner
     user/runner-serve.service; do
     test -f "/usr/lib/systemd/$unit"
 done
-! grep -h ^ExecStart= /usr/lib/systemd/*/runner-*.service | grep -v '^ExecStart=/usr/bin/runner '
+! grep -h ^ExecStart= /usr/lib/systemd/*/runner-*.service | grep -vE "^ExecStart=(/bin/sh -c '.*' sh )?/usr/bin/runner "
 ! person sh -c 'echo >>/usr/lib/plugin-runner/bin/runner-start' 2>/dev/null
 man runner >/opt/log 2>/opt/errors
 echo "man $(head -n 1 /opt/log)"
