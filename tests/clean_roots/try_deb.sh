@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs in a clean root (enter.sh) with /opt/package.deb and /opt/older.deb, a package of an earlier version. Each line of the result is a name and a value; the
-# first thing that fails ends it.
+# Runs in a clean root (enter.sh) with /opt/package.deb and /opt/older.deb, a package of an earlier version. Each line
+# of the result is a name and a value; the first thing that fails ends it.
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive HOME=/srv/root  # homes are their owners': purging leaves them alone
 quietly() { "$@" >/opt/log 2>&1 || { tail -n 20 /opt/log >&2; exit 1; }; }
@@ -78,8 +78,11 @@ for unit in system/runner-serve.service system/runner-serve.socket system/runner
     user/runner-serve.service; do
     test -f "/usr/lib/systemd/$unit"
 done
-! grep -h ^ExecStart= /usr/lib/systemd/*/runner-*.service | grep -vE "^ExecStart=(/bin/sh -c '.*' sh )?/usr/bin/runner "
-! person sh -c 'echo >>/usr/lib/plugin-runner/bin/runner-start' 2>/dev/null
+# (set -e does not see a line that begins with "!".)
+if grep -h ^ExecStart= /usr/lib/systemd/*/runner-*.service | grep -vE "^ExecStart=(/bin/sh -c '.*' sh )?/usr/bin/runner " >&2 ||
+    person sh -c 'echo >>/usr/lib/plugin-runner/bin/runner-start' 2>/dev/null; then
+    exit 1
+fi
 man runner >/opt/log 2>/opt/errors
 echo "man $(head -n 1 /opt/log)"
 man runner-exec >/opt/log 2>>/opt/errors
