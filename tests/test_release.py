@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -16,7 +17,7 @@ import runner
 from runner.cli import all_verbs
 from scripts.releasing import release
 from scripts.releasing.audit import audit, vulnerabilities
-from scripts.releasing.deb import SUITES
+from scripts.releasing.deb import SUITES, without_delegate_subgroup
 from scripts.releasing.distributions import NotReleasable
 from scripts.releasing.lock import LockError, Pin, read_lock
 from scripts.releasing.manual import man_page, output_of
@@ -179,16 +180,42 @@ def test_a_checkout_with_changes_is_not_released(tmp_path: Path, monkeypatch: py
     assert "this is no git checkout" in release.faults_of_checkout()
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     assert not any("git" in fault for fault in release.faults_of_checkout())
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.com"]
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "one"], check=True)
+    subprocess.run([*git, "tag", f"v{runner.__version__}"], check=True)
+    assert any("is tagged already" in fault for fault in release.faults_of_checkout())
     (tmp_path / "new").touch()
     assert any("1 files are not as in the last commit" in fault for fault in release.faults_of_checkout())
 
 
-def test_release_asks_for_a_key_or_a_dry_run(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    for words in ([], ["--check", "x"], ["--signers", "x", "--dry-run"], ["--check", "x", "--dry-run"]):
-        with pytest.raises(SystemExit):
+def test_release_refuses_what_is_asked_wrongly_before_it_works(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words in (
+        *([], ["--check", "x"], ["--signers", "x", "--dry-run"], ["--check", "x", "--dry-run"]),
+        *(["--dry-run", "--key", "x"], ["--key", "x", "--check", "x", "--signers", "x"]),
+    ):
+        with pytest.raises(SystemExit) as ended:
             release.main(words)
-    assert release.main(["--dry-run", "--out", str(tmp_path)]) == 1  # the folder exists
-    assert "exists" in capsys.readouterr().err
+        assert ended.value.code == 2, words
+
+    def work(*_: object) -> NoReturn:
+        raise NotReleasable("it works")
+
+    monkeypatch.setattr(release, "audit", work)
+    (tmp_path / "file").write_text("no key")
+    new = tmp_path / "new"
+    for out, more, told in (
+        (tmp_path, ["--dry-run"], "exists"),
+        (tmp_path / "file/below", ["--dry-run"], "cannot be made: Not a directory"),
+        (new, ["--key", str(tmp_path / "file")], "is no key"),
+        (new, ["--key", str(tmp_path / "missing")], "is no key"),
+        (new, ["--dry-run"], "it works"),  # the control
+    ):
+        assert release.main(["--out", str(out), *more]) == 1
+        assert told in capsys.readouterr().err
+        assert not new.exists()  # also after a failure
+    assert (tmp_path / "file").exists()
 
 
 def test_man_pages_have_every_option_of_help() -> None:
@@ -219,3 +246,23 @@ def test_scripts_of_the_debian_package_are_sound() -> None:
     # The profile names the folder of the package's command, for the systems that have the rule.
     assert "/usr/lib/plugin-runner/bin" in (ROOT / "policies/apparmor/runner").read_text()
     assert [name for name, suite in SUITES.items() if suite.apparmor] == ["trixie", "noble"]
+
+
+@pytest.mark.parametrize("name", ["runner-serve", "runner-serve-user", "runner-worker"])
+def test_units_for_an_older_systemd_enter_the_group_themselves(name: str) -> None:
+    text = (ROOT / f"policies/systemd/{name}.service").read_text()
+    unit = re.sub(r"(?m)^ExecStart=\S+/runner ", "ExecStart=/usr/bin/runner ", text)
+    [before] = re.findall(r"(?m)^ExecStart=(.*)$", unit)
+    older = without_delegate_subgroup(unit)
+    assert "\nDelegateSubgroup=" in unit and "\nDelegateSubgroup=" not in older
+    [(command, words)] = re.findall(r"(?m)^ExecStart=/bin/sh -c '([^']*)' sh (.*)$", older)
+    # systemd reads $$ as $, and would put a variable of the unit in the place of ${NAME}.
+    command = command.replace("$$", "$")
+    assert "${" not in command and words == before
+    # The file to write to, and what is started then.
+    shown = command.replace('mkdir -p "$group" && echo 0 >', "echo ")
+    argv = ["/bin/sh", "-c", shown, "sh", "echo", "started", "a  b"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    group, started = done.stdout.splitlines()
+    [own] = re.findall(r"(?m)^0::(.*)$", Path("/proc/self/cgroup").read_text()) or [""]
+    assert (group, started) == (f"/sys/fs/cgroup{own}/daemon/cgroup.procs", "started a  b")

@@ -3,8 +3,8 @@
     scripts/build-deb [--suite NAME] [--architecture NAME] [--out FOLDER]
 
 The package has an environment of its own in /usr/lib/plugin-runner, with the dependencies of the lock. Each
-has a wheel, so that nothing is compiled, and no root of that release is needed: any machine builds for all.
-Only the registry is asked, and what it gives has to have a hash of the lock.
+has a wheel or is plain Python, so that nothing is compiled, and no root of that release is needed: any
+machine builds for all. Only the registry is asked, and what it gives has to have a hash of the lock.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from typing import NamedTuple
 
 import runner
 from scripts.releasing.distributions import NotReleasable, build, copy_sources, source_date
-from scripts.releasing.lock import ROOT, read_lock
+from scripts.releasing.lock import ROOT, Pin, read_lock
 from scripts.releasing.manual import output_of, write_man_pages
 from scripts.releasing.sbom import BUILD_ONLY, sbom
 
 NAME = "plugin-runner"
 PREFIX = f"usr/lib/{NAME}"
 # python-prctl would have to be compiled; without it sandbox/process.py makes the same calls through ctypes.
-# The extra [fleet] is left out: nkeys has no wheel.
-LEFT_OUT = BUILD_ONLY | {"python-prctl", "nats-py", "nkeys", "pynacl"}
+LEFT_OUT = BUILD_ONLY | {"python-prctl"}
+NO_WHEEL = frozenset({"nkeys"})  # the registry has only the sources, which are plain Python
 # Wheels are named after the oldest C library they run with. Debian 12 has 2.36.
 _GLIBC = range(36, 16, -1)
 
@@ -44,12 +44,13 @@ class Suite(NamedTuple):
     python: str
     mark: str  # in the package's version: a newer release of the distribution has a newer package
     apparmor: bool  # whether its AppArmor knows the rule `userns` (4.0 and later)
+    subgroup: bool  # whether its systemd knows DelegateSubgroup= (254 and later)
 
 
 SUITES = {
-    "bookworm": Suite("3.11", "deb12", False),
-    "trixie": Suite("3.13", "deb13", True),
-    "noble": Suite("3.12", "ubuntu24.04", True),
+    "bookworm": Suite("3.11", "deb12", False, False),
+    "trixie": Suite("3.13", "deb13", True, True),
+    "noble": Suite("3.12", "ubuntu24.04", True, True),
 }
 ARCHITECTURES = {"arm64": "aarch64", "amd64": "x86_64"}  # Debian's name and that of wheels
 
@@ -63,7 +64,7 @@ def build_deb(suite: str, architecture: str, out: Path, epoch: int) -> Path:
     with TemporaryDirectory() as folder:
         work, tree = Path(folder), Path(folder, "tree")
         build(copy_sources(work / "sources"), work / "wheels", epoch, "build_wheel")
-        _fetch(kind.python, ARCHITECTURES[architecture], work / "wheels")
+        _fetch(kind.python, ARCHITECTURES[architecture], work / "wheels", epoch)
         packages = tree / PREFIX / f"lib/python{kind.python}/site-packages"
         for wheel in sorted((work / "wheels").glob("*.whl")):
             _unpack(wheel, packages, tree / PREFIX)
@@ -81,19 +82,39 @@ def build_deb(suite: str, architecture: str, out: Path, epoch: int) -> Path:
     return deb
 
 
-def _fetch(python: str, machine: str, wheels: Path) -> None:
+def _fetch(python: str, machine: str, wheels: Path, epoch: int) -> None:
     pins = [pin for pin in read_lock() if pin.name not in LEFT_OUT]
+    platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in _GLIBC]
+    platforms.append(f"--platform=manylinux2014_{machine}")
+    target = ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}", *platforms]
+    _pip(
+        "download",
+        [pin for pin in pins if pin.name not in NO_WHEEL],
+        wheels,
+        epoch,
+        f"--dest={wheels}",
+        *target,
+    )
+    # With the setuptools of this environment, and never with a wheel that pip kept of an earlier build.
+    sources = ["--no-binary=:all:", "--no-build-isolation", "--no-cache-dir", f"--wheel-dir={wheels}"]
+    _pip("wheel", [pin for pin in pins if pin.name in NO_WHEEL], wheels, epoch, *sources)
+    found = [wheel.name for wheel in wheels.glob("*.whl")]
+    if len(found) != len(pins) + 1:
+        raise NotReleasable(f"pip fetched other wheels than the {len(pins)} of the lock")
+    for name in NO_WHEEL:
+        if not any(each.startswith(f"{name}-") and each.endswith("-py3-none-any.whl") for each in found):
+            raise NotReleasable(f"{name} is not plain Python any more: it would have to be compiled")
+
+
+def _pip(verb: str, pins: Sequence[Pin], wheels: Path, epoch: int, *options: str) -> None:
     wanted = wheels / "wanted.txt"
     wanted.write_text("".join(f"{pin.as_text()}\n" for pin in pins))
-    argv = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
-    argv += ["--require-hashes", "--only-binary=:all:", "--implementation=cp", f"--python-version={python}"]
-    argv += [f"--platform=manylinux_2_{minor}_{machine}" for minor in _GLIBC]
-    argv += [f"--platform=manylinux2014_{machine}", f"--dest={wheels}", f"--requirement={wanted}"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    argv = [sys.executable, "-m", "pip", "--disable-pip-version-check", verb, "--quiet", "--no-deps"]
+    argv += ["--require-hashes", f"--requirement={wanted}", *options]
+    env = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch)}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, umask=0o022)
     if done.returncode:
         raise NotReleasable(f"pip could not fetch the dependencies:\n{done.stderr[-2000:]}")
-    if len(list(wheels.glob("*.whl"))) != len(pins) + 1:
-        raise NotReleasable(f"pip fetched other wheels than the {len(pins)} of the lock")
 
 
 def _unpack(wheel: Path, packages: Path, prefix: Path) -> None:
@@ -135,16 +156,16 @@ def _add_system_files(tree: Path, kind: Suite, epoch: int) -> None:
         "runner-serve.service": "usr/lib/systemd/system/runner-serve.service",
         "runner-serve.socket": "usr/lib/systemd/system/runner-serve.socket",
         "runner-serve-user.service": "usr/lib/systemd/user/runner-serve.service",
+        "runner-worker.service": "usr/lib/systemd/system/runner-worker.service",
+        "runner-door.service": "usr/lib/systemd/system/runner-door.service",
         "plugin-host.service": f"usr/share/doc/{NAME}/examples/plugin-host.service",
     }
     for name, place in units.items():
         text = (ROOT / "policies/systemd" / name).read_text()
         # Comments say how to install a unit by hand.
         lines = text.splitlines() if name == "plugin-host.service" else _without_head(text)
-        _write(
-            tree / place,
-            re.sub(r"(?m)^ExecStart=\S*/bin/runner ", "ExecStart=/usr/bin/runner ", "\n".join(lines)),
-        )
+        unit = re.sub(r"(?m)^ExecStart=\S*/bin/runner ", "ExecStart=/usr/bin/runner ", "\n".join(lines))
+        _write(tree / place, unit if kind.subgroup else without_delegate_subgroup(unit))
     if kind.apparmor:
         _write(tree / "etc/apparmor.d/runner", (ROOT / "policies/apparmor/runner").read_text())
     for shell, place in (
@@ -158,6 +179,24 @@ def _add_system_files(tree: Path, kind: Suite, epoch: int) -> None:
     write_man_pages(pages, epoch)
     for page in pages.iterdir():
         _compress(page)
+
+
+def without_delegate_subgroup(unit: str) -> str:
+    """The unit for a systemd that ignores DelegateSubgroup=: the command enters that group itself. Otherwise
+    no plugin would start, because a group with processes in it cannot hand its controllers down."""
+    found = re.search(r"(?m)^DelegateSubgroup=(\w+)\n", unit)
+    if found is None or "ExecStart=/usr/bin/runner " not in unit:
+        return unit
+    enter = (
+        f'group=/sys/fs/cgroup"$(sed -n s/^0:://p /proc/self/cgroup)"/{found[1]};'
+        ' mkdir -p "$$group" && echo 0 >"$$group/cgroup.procs"; exec "$$@"'
+    )
+    told = "# Before systemd 254 there is no DelegateSubgroup=: ExecStart= enters a group below this one.\n"
+    return re.sub(
+        r"(?m)^ExecStart=(.*)$",
+        lambda line: f"ExecStart=/bin/sh -c '{enter}' sh {line[1]}",
+        unit.replace(found[0], told),
+    )
 
 
 def _without_head(text: str) -> list[str]:

@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -59,6 +60,11 @@ def faults_of_checkout() -> list[str]:
         faults.append("this is no git checkout")
     elif done.stdout:
         faults.append(f"{len(done.stdout.splitlines())} files are not as in the last commit: git status")
+    tag = f"refs/tags/v{runner.__version__}"
+    if not subprocess.run(
+        ["git", "rev-parse", "--quiet", "--verify", tag], cwd=ROOT, stdout=subprocess.DEVNULL, check=False
+    ).returncode:
+        faults.append(f"v{runner.__version__} is tagged already: a version is released once")
     pinned = {pin.name: pin.version for pin in read_lock()}["setuptools"]
     if version("setuptools") != pinned:
         faults.append(
@@ -91,7 +97,8 @@ def check(folder: Path, signers: Path) -> list[str]:
     argv += ["-s", str(folder / f"{SUMS}.sig")]
     done = subprocess.run(argv, input=sums, capture_output=True, check=False)
     if done.returncode:
-        return [f"{SUMS} is not signed by a key of {signers}: {done.stderr.decode().strip()}"]
+        told = (done.stderr or done.stdout).decode(errors="replace").strip()
+        return [f"{SUMS} is not signed by a key of {signers}: {told}"]
     wanted = {
         name: digest for digest, _, name in (line.partition("  ") for line in sums.decode().splitlines())
     }
@@ -107,8 +114,39 @@ def check(folder: Path, signers: Path) -> list[str]:
     return faults
 
 
-def make(out: Path, suites: Sequence[str], *, dry_run: bool, key: Path | None) -> None:
-    """Raises NotReleasable."""
+def make(out: Path, suites: Sequence[str], key: Path | None) -> None:
+    """Make the release in a new folder, which is removed if there is none. Without a key, a dry run. Raises
+    NotReleasable."""
+    dry_run = key is None
+    # What is wrong with the folder or the key is said before the work of minutes.
+    if key is not None:
+        argv = ["ssh-keygen", "-l", "-f", str(key)]
+        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise NotReleasable(f"--key: {key} is no key: {(done.stderr or done.stdout).strip()}")
+    try:
+        out.mkdir(parents=True)
+    except FileExistsError:
+        raise NotReleasable(f"--out: {out} exists: remove it, or name another folder") from None
+    except OSError as error:
+        raise NotReleasable(f"--out: {out} cannot be made: {error.strerror}") from None
+    try:
+        _fill(out, suites, dry_run=dry_run)
+        if key is None:
+            print(f"release: dry run: {SUMS} is not signed, v{runner.__version__} is not tagged")
+            return
+        sign(out / SUMS, key)
+        tag = ["git", "tag", "-m", f"runner {runner.__version__}", f"v{runner.__version__}"]
+        done = subprocess.run(tag, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise NotReleasable(f"git made no tag: {done.stderr.strip()}")
+    except BaseException:
+        shutil.rmtree(out)
+        raise
+    print(f"release: signed and tagged. Publish {out}, and: git push origin v{runner.__version__}")
+
+
+def _fill(out: Path, suites: Sequence[str], *, dry_run: bool) -> None:
     text = notes((ROOT / "CHANGELOG.md").read_text(), runner.__version__, dry_run=dry_run)
     for fault in faults_of_checkout():
         if not dry_run:
@@ -118,7 +156,6 @@ def make(out: Path, suites: Sequence[str], *, dry_run: bool, key: Path | None) -
         raise NotReleasable(
             f"scripts/audit ended with {code}: mend that, or release from where the registry answers"
         )
-    out.mkdir(parents=True)
     epoch = source_date()
     for path in build_twice(out, epoch):
         print(f"release: {path.name}, the same bit for bit in two builds")
@@ -127,16 +164,7 @@ def make(out: Path, suites: Sequence[str], *, dry_run: bool, key: Path | None) -
             print(f"release: {build_deb(suite, architecture, out, epoch).name}")
     (out / "sbom.cdx.json").write_text(json.dumps(sbom(read_lock(), epoch), indent=1) + "\n")
     (out / "NOTES.md").write_text(text)
-    sums = write_sums(out)
-    print(sums.read_text(), end="")
-    if dry_run or key is None:
-        print(f"release: dry run: {SUMS} is not signed, v{runner.__version__} is not tagged")
-        return
-    sign(sums, key)
-    subprocess.run(
-        ["git", "tag", "-m", f"runner {runner.__version__}", f"v{runner.__version__}"], cwd=ROOT, check=True
-    )
-    print(f"release: signed and tagged. Publish {out}, and: git push origin v{runner.__version__}")
+    print(write_sums(out).read_text(), end="")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -165,9 +193,8 @@ def main(argv: Sequence[str]) -> int:
         "--signers", type=Path, metavar="FILE", help=f"for --check: a line '{IDENTITY} KEYTYPE KEY'"
     )
     asked = parser.parse_args(argv)
-    if (asked.check is None) == (asked.key is None and not asked.dry_run) or (asked.check is None) != (
-        asked.signers is None
-    ):
+    modes = [asked.key is not None, asked.dry_run, asked.check is not None]
+    if modes.count(True) != 1 or (asked.check is None) != (asked.signers is None):
         parser.error("say --key FILE, --dry-run, or --check FOLDER --signers FILE")
     try:
         if asked.check is not None:
@@ -178,10 +205,8 @@ def main(argv: Sequence[str]) -> int:
                 else f"{asked.check}: signed, and every file is as it was released"
             )
             return int(bool(faults))
-        if asked.out.exists():
-            raise NotReleasable(f"{asked.out} exists: remove it, or name another folder with --out")
         suites = [suite for suite in asked.suite or SUITES if suite != "none"]
-        make(asked.out, suites, dry_run=asked.dry_run, key=asked.key)
+        make(asked.out, suites, asked.key)
     except (NotReleasable, LockError, OSError) as error:
         print(f"release: {error}", file=sys.stderr)
         return 1

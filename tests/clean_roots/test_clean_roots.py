@@ -19,11 +19,10 @@ from scripts.releasing.distributions import build, copy_sources
 HERE = Path(__file__).parent
 EPOCH = 1_700_000_000
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
-UBUNTU_KEYS = "/usr/share/keyrings/ubuntu-archive-keyring.gpg"
-MIRRORS = {
-    **dict.fromkeys(("bookworm", "trixie"), "http://deb.debian.org/debian"),
-    "noble": "http://archive.ubuntu.com/ubuntu",
-}
+KEYRINGS = "usr/share/keyrings"
+DEBIAN = "http://deb.debian.org/debian"
+# Ubuntu has the packages of each kind of machine at a place of its own.
+UBUNTU = {"amd64": "http://archive.ubuntu.com/ubuntu", "arm64": "http://ports.ubuntu.com/ubuntu-ports"}
 pytestmark = [
     *(pytest.mark.needs("root", "registry"), pytest.mark.launches),
     *(pytest.mark.broad, pytest.mark.bound(3000)),
@@ -34,13 +33,15 @@ def architecture() -> str:
     return next(name for name, machine in ARCHITECTURES.items() if machine == os.uname().machine)
 
 
+def mirror(suite: str) -> str:
+    return UBUNTU[architecture()] if suite == "noble" else DEBIAN
+
+
 @pytest.fixture(scope="module", params=SUITES)
 def suite(request: pytest.FixtureRequest) -> str:
     """A release whose packages for this machine the mirror has."""
     name = str(request.param)
-    if name == "noble" and not os.path.exists(UBUNTU_KEYS):  # Debian 12 has no package of them
-        pytest.skip(f"needs Ubuntu's keys in {UBUNTU_KEYS}, to check what is fetched and run as root")
-    index = f"{MIRRORS[name]}/dists/{name}/main/binary-{architecture()}/Packages.xz"
+    index = f"{mirror(name)}/dists/{name}/main/binary-{architecture()}/Packages.xz"
     try:
         with urllib.request.urlopen(urllib.request.Request(index, method="HEAD"), timeout=60):
             return name
@@ -53,10 +54,19 @@ def base(suite: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
     assert shutil.which("mmdebstrap"), "apt-get install mmdebstrap (scripts/setup all)"
     root = tmp_path_factory.mktemp("base") / suite
     parts = "main,universe" if suite == "noble" else "main"  # pipx is in universe
-    argv = ["mmdebstrap", "--quiet", "--variant=minbase", f"--components={parts}", suite, str(root)]
-    subprocess.run([*argv, MIRRORS[suite]], check=True, timeout=1200)
+    argv = ["mmdebstrap", "--quiet", "--variant=minbase", f"--components={parts}"]
+    if suite == "noble":
+        argv.append(f"--keyring={ubuntu_keys(root.with_name('keys'))}")
+    subprocess.run([*argv, suite, str(root), mirror(suite)], check=True, timeout=1200)
     yield root
     shutil.rmtree(root)
+
+
+def ubuntu_keys(folder: Path) -> Path:
+    """Ubuntu's keys, from a package of Debian 13 (12 has none) that is checked with Debian's keys."""
+    argv = ["mmdebstrap", "--quiet", "--variant=extract", "--include=ubuntu-keyring", "trixie", str(folder)]
+    subprocess.run([*argv, DEBIAN], check=True, timeout=600)
+    return folder / KEYRINGS / "ubuntu-archive-keyring.gpg"
 
 
 def try_in(base: Path, folder: Path, script: str, files: dict[str, Path]) -> dict[str, str]:
@@ -80,15 +90,30 @@ def try_in(base: Path, folder: Path, script: str, files: dict[str, Path]) -> dic
     return {name: rest for name, _, rest in (line.partition(" ") for line in done.stdout.splitlines())}
 
 
+def older_deb(deb: Path, folder: Path) -> Path:
+    """The package with a lower version, and with a module that later ones do not have."""
+    subprocess.run(["dpkg-deb", "--raw-extract", str(deb), str(folder)], check=True)
+    control = folder / "DEBIAN/control"
+    control.write_text(control.read_text().replace(f"Version: {runner.__version__}-", "Version: 0.0.9-"))
+    [package] = (folder / "usr/lib/plugin-runner/lib").glob("python3*/site-packages/runner")
+    (package / "withdrawn.py").write_text("")
+    older = folder.with_suffix(".deb")
+    subprocess.run(["dpkg-deb", "-Znone", "--build", str(folder), str(older)], check=True)
+    return older
+
+
 def test_the_debian_package(suite: str, base: Path, tmp_path: Path) -> None:
     deb = build_deb(suite, architecture(), tmp_path / "one", EPOCH)
     assert deb.read_bytes() == build_deb(suite, architecture(), tmp_path / "two", EPOCH).read_bytes()
-    found = try_in(base, tmp_path, "try_deb.sh", {"package.deb": deb})
+    older = older_deb(deb, tmp_path / "older")
+    found = try_in(base, tmp_path, "try_deb.sh", {"package.deb": deb, "older.deb": older})
     assert found["version"] == f"runner {runner.__version__}"
     assert found["doctor"].startswith("Every layer that the default policy requires can be enforced here.")
     for who in ("root", "person"):
         assert json.loads(found[who]) == {"greeting": f"Hello, {who}!"}
-    assert found["man"].startswith("RUNNER(1)") and found["bash"].endswith("runner")
+    assert found["kept"] == '{"calls": 2} {"calls": 2}'
+    assert found["man"].startswith("RUNNER(1)") and found["bash"] == "conformance"
+    assert "nats://127.0.0.1:1" in found["fleet"], found
     assert found["gateway"] and ("apparmor" in found) == SUITES[suite].apparmor
     assert found["left"] == ""
 
