@@ -116,7 +116,7 @@ def test_some_calls_of_a_call_fail(call: Scene) -> None:
 @pytest.mark.broad
 @pytest.mark.bound(120 * MINUTES)
 def test_each_call_of_a_call_fails(call: Scene) -> None:
-    call.sweep(each_of(by_turns(call, call.places(), 4)))
+    call.sweep(each_of(by_turns(call, call.places(), 5)))
 
 
 @pytest.mark.broad
@@ -139,14 +139,14 @@ def test_processes_of_a_launch_are_stopped(launch: Scene) -> None:
     places = launch.places()
     firsts = {(place.role, place.call): place for place in reversed(places) if place.role != "runner"}
     runners = by_turns(launch, [place for place in places if place.role == "runner"], 25)
-    stopped = (*runners, *by_turns(launch, [*firsts.values()], 3))
+    stopped = (*runners, *by_turns(launch, [*firsts.values()], 4))
     launch.sweep([Fault(place, signal=signal.SIGSTOP) for place in stopped], at_once=8)
 
 
 @pytest.mark.broad
 @pytest.mark.bound(120 * MINUTES)
 def test_each_call_of_a_launch_fails(launch: Scene) -> None:
-    launch.sweep(each_of(by_turns(launch, launch.places(), 4)))
+    launch.sweep(each_of(by_turns(launch, launch.places(), 5)))
 
 
 @pytest.mark.broad

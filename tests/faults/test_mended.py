@@ -13,12 +13,15 @@ import pytest
 
 from runner.install import store
 from runner.launch.failures import failure_of
+from runner.outcome import EXIT
 from sandbox.identity import state
 from sandbox.identity.leases import lock_byte
 from sandbox.identity.state import StateRefused, lock_exclusively, lock_record, open_record
 from sandbox.limits import cgroup, disk_usage
 from sandbox.limits.shares import last_number
 from sandbox.paths.executable import ProgramFault, read_loader
+from tests.faults.scenes import Scene
+from tests.faults.test_launch import call  # noqa: F401 -- a fixture
 
 NO_DESCRIPTORS = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -131,3 +134,12 @@ def test_a_launch_waits_for_a_lock_of_a_moment(monkeypatch: pytest.MonkeyPatch, 
     finally:
         os.close(folder)
         os.close(held)
+
+
+@pytest.mark.launches
+def test_a_call_that_cannot_go_on_has_launched_its_plugin(call: Scene) -> None:  # noqa: F811
+    """As when trio is refused an event of a pipe: EMFILE, ENOSPC."""
+    lacks = "import runner.cli.live.call_once as once\n"
+    lacks += "async def fail(*_): raise OSError(24, os.strerror(24))\nonce.write_in_thread = fail\n"
+    ran, wrong = call.run(None, lacks)
+    assert (ran.code, ran.status, wrong) == ("internal", EXIT["internal"], []), ran
