@@ -131,13 +131,28 @@ def test_some_calls_of_a_launch_fail(launch: Scene) -> None:
     launch.sweep(select(launch, f"{kinds} bwrap/clone bwrap-init/mount bwrap-init/pivot_root program/execve"))
 
 
+# Until its first message nobody knows the pid of a monitor. If it is stopped there, it ends when it goes on.
+_UNBORN = {Place("runner-forksrv", "openat", 1), Place("runner-forksrv", "write", 1)}
+
+
+@pytest.mark.broad
+@pytest.mark.bound(60 * MINUTES)
+def test_processes_of_a_call_are_stopped(call: Scene) -> None:
+    """Also the monitor, which has the clocks of the launch."""
+    call.words = [call.words[0], "--limit", "launch=15s", "--deadline", "30s", *call.words[1:]]
+    places = [place for place in call.places() if place.role not in ("runner", "runner-thread")]
+    firsts = {place[:2]: place for place in reversed(places) if place not in _UNBORN}
+    stopped = by_turns(call, [*firsts.values()], 4)
+    call.sweep([Fault(place, signal=signal.SIGSTOP) for place in stopped], at_once=8)
+
+
 @pytest.mark.broad
 @pytest.mark.bound(60 * MINUTES)
 def test_processes_of_a_launch_are_stopped(launch: Scene) -> None:
     """A runner that goes on later ends as any other. Another process that was stopped is ended in time."""
     launch.words = [{"launch=1m": "launch=15s", "90s": "30s"}.get(word, word) for word in launch.words]
     places = launch.places()
-    firsts = {(place.role, place.call): place for place in reversed(places) if place.role != "runner"}
+    firsts = {place[:2]: place for place in reversed(places) if place.role != "runner"}
     runners = by_turns(launch, [place for place in places if place.role == "runner"], 25)
     stopped = (*runners, *by_turns(launch, [*firsts.values()], 4))
     launch.sweep([Fault(place, signal=signal.SIGSTOP) for place in stopped], at_once=8)
