@@ -109,11 +109,11 @@ def test_a_folder_that_cannot_be_opened_is_not_too_large(
         measure()
 
 
-@pytest.mark.parametrize("call", ["os.open", "fcntl.flock"])
+@pytest.mark.parametrize("name", ["os.open", "fcntl.flock"])
 def test_a_group_that_cannot_be_locked_is_removed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
-    monkeypatch.setattr(call, failing())
+    monkeypatch.setattr(name, failing())
     with pytest.raises(OSError, match="Too many open files"):
         cgroup._make_and_lock(str(tmp_path / "group"))
     assert os.listdir(tmp_path) == []
