@@ -138,8 +138,17 @@ def test_a_launch_waits_for_a_lock_of_a_moment(monkeypatch: pytest.MonkeyPatch, 
 
 @pytest.mark.launches
 def test_a_call_that_cannot_go_on_has_launched_its_plugin(call: Scene) -> None:  # noqa: F811
-    """As when trio is refused an event of a pipe: EMFILE, ENOSPC."""
-    lacks = "import runner.cli.live.call_once as once\n"
-    lacks += "async def fail(*_): raise OSError(24, os.strerror(24))\nonce.write_in_thread = fail\n"
-    ran, wrong = call.run(None, lacks)
-    assert (ran.code, ran.status, wrong) == ("internal", EXIT["internal"], []), ran
+    """As when the kernel has no memory for what trio waits for, or for a byte in trio's own socket."""
+    lacks = """\
+import runner.cli.live.call_once as here
+async def fail(*_): raise OSError(24, os.strerror(24))
+here.write_in_thread = fail
+"""
+    breaks = """\
+import trio, runner.cli.live.session as here
+def fail(*_): raise trio.TrioInternalError
+here.run_on_trio = fail
+"""
+    for each in (lacks, breaks):
+        ran, wrong = call.run(None, each)
+        assert (ran.code, ran.status, wrong) == ("internal", EXIT["internal"], []), ran
