@@ -35,8 +35,8 @@ def some(scene: Scene) -> None:
 
 def each(scene: Scene) -> None:
     places = scene.places()
-    killed = [Fault(place, signal=signal.SIGKILL) for place in by_turns(scene, places, 10)]
-    scene.sweep([*each_of(by_turns(scene, places, 5)), *killed], at_once=1)
+    killed = [Fault(place, signal=signal.SIGKILL) for place in by_turns(scene, places, 15)]
+    scene.sweep([*each_of(by_turns(scene, places, 7)), *killed], at_once=1)
 
 
 @pytest.fixture(params=[some, pytest.param(each, marks=[pytest.mark.broad, pytest.mark.bound(60 * MINUTES)])])
