@@ -18,7 +18,8 @@ from runner.outcome import EXEC_NO_CAGE, EXIT, Failure, Outcome, with_outcome
 from runner.protocol.dialect import Call, Dialect, Setting
 from runner.protocol.host_services import ServiceGuard, Services
 from runner.protocol.secrets import Secrets
-from runner.session.pending import Deadline, at_checkpoints
+from runner.session import verdict
+from runner.session.pending import Deadline, at_checkpoints, given_up_after
 from runner.session.prepared import PreparedCall, cage_contents, serves_one_call
 from runner.session.session import Session
 from sandbox.cell.contents import Contents
@@ -66,13 +67,15 @@ async def open_session(
             opening = _take_or_open(parking, invocation, environ, caller, clock.at)
         async with opening as cell:
             try:
-                with trio.move_on_at(clock.at) as waiting:
+                seconds = given_up_after(invocation.overrides.limits)
+                with trio.move_on_at(min(clock.at, trio.current_time() + seconds)) as waiting:
                     terms = await cell.prepared()
             except Failure as failed:
                 raise _unprepared(invocation, failed, cell.has_ended) from None
             if waiting.cancelled_caught:
-                late = Failure(clock.passed("launch"), EXEC_NO_CAGE)
-                raise _unprepared(invocation, late, None)
+                is_over = trio.current_time() >= clock.at
+                late = clock.passed("launch") if is_over else verdict.expired("launch", seconds)
+                raise _unprepared(invocation, Failure(late, EXEC_NO_CAGE), None)
             plugin = terms.plugin
             contract = find_contract(plugin.contract)
             services = contract.provide(plugin, services, terms.allowance)

@@ -15,6 +15,7 @@ import trio
 from runner.outcome import Outcome, Phase
 from runner.protocol.dialect import Refusal, Reply, Violation
 from runner.session.outbox import QueuedFrame
+from sandbox.spec import Limits
 from sandbox.speed.value import NamedTuple
 
 OnProgress = Callable[[Mapping[str, Any]], None]
@@ -107,6 +108,15 @@ class Deadline(NamedTuple):
         what = what or _WHAT.get(phase, "the call was not over")
         hint = "the time counts from when the call was accepted: its launch and its handshake are included"
         return Outcome("timeout", phase, f"{what} within the {amount} that the call has", CAUSE, hint)
+
+
+_MONITOR_SECONDS = 5.0
+
+
+def given_up_after(limits: Limits) -> float:
+    """How many seconds a session waits for a launch with these limits. Their clocks are the monitor's, which
+    tells more, so it has a bit longer. But it may have been stopped."""
+    return min(limits.launch or math.inf, limits.deadline or math.inf) + _MONITOR_SECONDS
 
 
 _SPARE = 64  # entries of ended calls that the heap may hold before it is cleaned

@@ -20,7 +20,7 @@ from runner.protocol.dialect import Alive, Answer, Events, HealthCheck, HostCall
 from runner.protocol.memory import QUESTION, Charge
 from runner.session import verdict
 from runner.session.outbox import WriteStalled
-from runner.session.pending import Deadline, first_of
+from runner.session.pending import Deadline, first_of, given_up_after
 from runner.session.state import SessionState
 
 # A process that has closed its stdout may take this long to end, and stdout this long when the process has.
@@ -85,7 +85,7 @@ class SessionTasks:
         timeouts = dict(state.terms.plugin.timeouts)
         deadline = deadline or Deadline()
         with trio.move_on_at(deadline.at) as clock:
-            await self._launch(timeouts.get("launch", math.inf))
+            await self._launch(min(timeouts.get("launch", math.inf), given_up_after(state.terms.limits)))
             await self._shake_hands(nursery)
         if clock.cancelled_caught:
             state.fail(deadline.passed(state.phase))

@@ -45,6 +45,7 @@ _CAP_SYS_PTRACE = 1 << 19
 _CAP_SYS_ADMIN = 1 << 21
 _UNREADABLE = 1  # an address in the first page, which no process has
 _TRIAL_SECONDS = 10.0  # for one system call
+_LONGEST_SECONDS = 86400.0  # poll(2) counts milliseconds in an int: 24 days
 _LATE = "make the namespaces before the launch limit"
 _OOM_SCORE_ADJ = 500  # a plugin is killed before any process of the host
 
@@ -303,7 +304,8 @@ def _is_ready(fd: int, until: float | None) -> bool:
     """Wait until there is something to read. False: that time has come first."""
     watch = select.poll()
     watch.register(fd, select.POLLIN)
-    return bool(watch.poll(None if until is None else max(0.0, until - time.monotonic()) * 1000))
+    left = None if until is None else min(max(0.0, until - time.monotonic()), _LONGEST_SECONDS) * 1000
+    return bool(watch.poll(left))
 
 
 def _reap_by(pid: int, until: float | None) -> int | None:

@@ -93,6 +93,8 @@ def _filter() -> bytes:
     then = {
         "fcntl": code.load(bpf.argument_offset(1), command),
         "sendmsg": code.load(bpf.argument_offset(0), code.branch(bpf.JEQ, _CHANNEL, allow, notify)),
+        # To change or remove what is watched takes no memory: only the kernel's EPOLL_CTL_ADD can fail.
+        "epoll_ctl": code.load(bpf.argument_offset(1), code.branch(bpf.JEQ, 1, notify, allow)),
         # One that asks for a limit and sets none does not fail.
         "prlimit64": code.load(bpf.argument_offset(2), code.branch(bpf.JEQ, 0, allow, notify)),
     }

@@ -13,12 +13,15 @@ import pytest
 
 from runner.install import store
 from runner.launch.failures import failure_of
+from runner.outcome import EXIT
 from sandbox.identity import state
 from sandbox.identity.leases import lock_byte
 from sandbox.identity.state import StateRefused, lock_exclusively, lock_record, open_record
 from sandbox.limits import cgroup, disk_usage
 from sandbox.limits.shares import last_number
 from sandbox.paths.executable import ProgramFault, read_loader
+from tests.faults.scenes import Scene
+from tests.faults.test_launch import call  # noqa: F401 -- a fixture
 
 NO_DESCRIPTORS = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -106,11 +109,11 @@ def test_a_folder_that_cannot_be_opened_is_not_too_large(
         measure()
 
 
-@pytest.mark.parametrize("call", ["os.open", "fcntl.flock"])
+@pytest.mark.parametrize("name", ["os.open", "fcntl.flock"])
 def test_a_group_that_cannot_be_locked_is_removed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, call: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
-    monkeypatch.setattr(call, failing())
+    monkeypatch.setattr(name, failing())
     with pytest.raises(OSError, match="Too many open files"):
         cgroup._make_and_lock(str(tmp_path / "group"))
     assert os.listdir(tmp_path) == []
@@ -131,3 +134,21 @@ def test_a_launch_waits_for_a_lock_of_a_moment(monkeypatch: pytest.MonkeyPatch, 
     finally:
         os.close(folder)
         os.close(held)
+
+
+@pytest.mark.launches
+def test_a_call_that_cannot_go_on_has_launched_its_plugin(call: Scene) -> None:  # noqa: F811
+    """As when the kernel has no memory for what trio waits for, or for a byte in trio's own socket."""
+    lacks = """\
+import runner.cli.live.call_once as here
+async def fail(*_): raise OSError(24, os.strerror(24))
+here.write_in_thread = fail
+"""
+    breaks = """\
+import trio, runner.cli.live.session as here
+def fail(*_): raise trio.TrioInternalError
+here.run_on_trio = fail
+"""
+    for each in (lacks, breaks):
+        ran, wrong = call.run(None, each)
+        assert (ran.code, ran.status, wrong) == ("internal", EXIT["internal"], []), ran

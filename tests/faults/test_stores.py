@@ -18,7 +18,7 @@ from runner.install.store import Store
 from runner.ledger.file import open_file
 from tests.conftest import ROOT, Caller
 from tests.faults.inject import Fault, Place
-from tests.faults.scenes import Ran, Scene, each_of, select
+from tests.faults.scenes import Ran, Scene, by_turns, each_of, select
 from tests.runner.install.test_store import LOCK, REQUEST
 from tests.runner.ledger.test_crash import check_calls, check_deliveries, drain
 
@@ -35,8 +35,8 @@ def some(scene: Scene) -> None:
 
 def each(scene: Scene) -> None:
     places = scene.places()
-    killed = [Fault(place, signal=signal.SIGKILL) for place in places]
-    scene.sweep([*each_of(places), *killed], at_once=1)
+    killed = [Fault(place, signal=signal.SIGKILL) for place in by_turns(scene, places, 15)]
+    scene.sweep([*each_of(by_turns(scene, places, 7)), *killed], at_once=1)
 
 
 @pytest.fixture(params=[some, pytest.param(each, marks=[pytest.mark.broad, pytest.mark.bound(60 * MINUTES)])])

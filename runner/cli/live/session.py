@@ -95,7 +95,14 @@ async def write_in_thread(write: Callable[[Any], None], what: Any) -> None:
 
 
 def run_session(request: SessionRequest, output: Output, what: str, work: Any) -> int:
-    ended = run_on_trio(_conversation, request, output, what, work)
+    try:
+        ended = run_on_trio(_conversation, request, output, what, work)
+    except trio.TrioInternalError as error:  # for example, no memory for a byte in a socket of its own
+        if os.environ.get("RUNNER_DEBUG"):
+            raise
+        failed = PluginFailure(failure_of(error, None, ran=True).outcome)
+        failed.report = bare_report(request.invocation, failed.outcome)
+        ended = Conversation(failed.outcome, failed.report, None, failed)
     # In no event loop: the record of a call may be long.
     if ended.failed is None:
         if ended.record is not None:

@@ -256,7 +256,9 @@ class RemoteCell:
         with trio.CancelScope(deadline=until, shield=True):
             await self._monitor_ended.wait()
             await self._reap()
-        if not self._monitor_ended.is_set() and self._pid is not None:
+        if not self._monitor_ended.is_set() and self._pid is None and self._ticket.forkserver is not None:
+            forkserver.close(self._ticket.forkserver)  # as in _see_born
+        elif not self._monitor_ended.is_set() and self._pid is not None:
             # The monitor was stopped, or is stuck. Its socket is open, so the pid is still its own. The
             # cell's init ends with it, and the plugin with the cell's init. So do others that it waits for.
             with suppress(OSError):

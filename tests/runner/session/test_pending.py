@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -9,7 +10,8 @@ import pytest
 import trio
 import trio.testing
 
-from runner.session.pending import CallClock, Waiter
+from runner.session.pending import CallClock, Waiter, given_up_after
+from sandbox.spec import Limits
 
 pytestmark = pytest.mark.trio
 
@@ -75,3 +77,11 @@ async def test_deadlines_of_ended_calls_do_not_pile_up(autojump_clock: trio.abc.
             assert len(rig.clock._deadlines) < 100
         await trio.sleep(61.0)
         assert [token for token, _ in rig.woken] == [0]
+
+
+async def test_a_launch_is_given_up_after_its_own_clocks() -> None:
+    """Of which the first that is set counts. Without any, somebody else has to cancel it."""
+    assert given_up_after(Limits()) == math.inf
+    assert (
+        10 < given_up_after(Limits(launch=10.0, deadline=60.0)) == given_up_after(Limits(deadline=10.0)) < 20
+    )
