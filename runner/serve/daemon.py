@@ -211,7 +211,7 @@ class Daemon:
                 nursery.start_soon(self._follow_changes, watch)
             if (seconds := watchdog_seconds(self._environ)) is not None:
                 nursery.start_soon(self._feed_watchdog, seconds)
-            self._notifier.send("READY=1", f"STATUS={len(self._supervisor.plugins())} plugins")
+            self._notifier.send("READY=1", f"STATUS=plugins: {len(self._supervisor.plugins())}")
             await self._end.wait()
             self._notifier.send("STOPPING=1")
             await self._finish(delivering, connections)
@@ -276,7 +276,7 @@ class Daemon:
             except ValueError as error:
                 self._say(f"{error}. New connections get the certificate that was read before")
         self._deliveries.wake()
-        self._notifier.send("READY=1", f"STATUS={len(self._supervisor.plugins())} plugins")
+        self._notifier.send("READY=1", f"STATUS=plugins: {len(self._supervisor.plugins())}")
 
     async def _end_sessions(self) -> None:
         while True:
