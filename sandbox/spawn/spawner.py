@@ -45,6 +45,7 @@ _CAP_SYS_PTRACE = 1 << 19
 _CAP_SYS_ADMIN = 1 << 21
 _UNREADABLE = 1  # an address in the first page, which no process has
 _TRIAL_SECONDS = 10.0  # for one system call
+_LONGEST_POLL_SECONDS = 86400.0  # poll(2) counts milliseconds in an int: 24 days
 _LATE = "make the namespaces before the launch limit"
 _OOM_SCORE_ADJ = 500  # a plugin is killed before any process of the host
 
@@ -64,7 +65,10 @@ def spawn(order: SpawnOrder) -> int:
         raise SpawnError(f"make system calls on {os.uname().machine}", errno.ENOSYS)
     # The kernel refuses this pair of flags itself, so that no namespace is made.
     refused = lambda: libc.syscall(numbers.clone, _CLONE_NEWUSER | _CLONE_FS, 0, 0, 0, 0)  # noqa: E731
-    if _filter_kills(libc, refused, order.until):
+    kills = _filter_kills(libc, refused, order.until)
+    if kills is None:
+        raise SpawnError(_LATE, errno.ETIME)
+    if kills:
         raise SpawnError("create a user and pid namespace: a seccomp filter kills for it", errno.EPERM)
     _load_steps(order)
     if order.network is not None and order.drop and may_make_networks():
@@ -216,14 +220,21 @@ def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
             finally:
                 os._exit(0)  # even if the runner is dead: the stack below is a copy of its own
     os.close(born_w)
+    os.set_blocking(born_r, False)  # its child has a copy of the other end at first, and may be stopped
+    fault: SpawnError | None = None
     try:
-        in_time = _reap_by(maker, order.until) is not None
+        if _reap_by(maker, order.until) is None:
+            fault = SpawnError(_LATE, errno.ETIME)
+    except OSError as error:  # no descriptor is left to wait with
+        fault = SpawnError("wait for the process that makes the namespaces", error.errno or errno.EIO)
+    try:
         answer = os.read(born_r, FAULT_SIZE)  # its first message, its last, or both
+    except BlockingIOError:
+        answer = b""
     finally:
         os.close(born_r)
     if len(answer) < _MAKER_MESSAGE.size:
-        killed = "go on: the process that makes the namespaces was killed"
-        raise SpawnError(killed if in_time else _LATE, errno.EIO if in_time else errno.ETIME)
+        raise fault or SpawnError("go on: the process that makes the namespaces was killed", errno.EIO)
     stage, code, _ = _MAKER_MESSAGE.unpack_from(answer)
     if stage == _NETWORKING:
         raise SpawnError(answer[_MAKER_MESSAGE.size :].decode(), code)
@@ -231,7 +242,7 @@ def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
     if code:
         if made > 0:
             _reap(made)
-        raise SpawnError(_MAKER_STAGES[stage], code) if in_time else SpawnError(_LATE, errno.ETIME)
+        raise fault or SpawnError(_MAKER_STAGES[stage], code)
     return int(made)
 
 
@@ -275,14 +286,14 @@ def can_join_keyring() -> bool:
     def join(name: int = _UNREADABLE) -> int:
         return int(libc.syscall(numbers.keyctl, KEYCTL_JOIN_SESSION_KEYRING, name, 0, 0, 0))
 
-    if _filter_kills(libc, join, time.monotonic() + _TRIAL_SECONDS):
+    if _filter_kills(libc, join, time.monotonic() + _TRIAL_SECONDS) is not False:
         return False
     return (join() < 0 and get_errno() == errno.EFAULT) or join(0) >= 0
 
 
-def _filter_kills(libc: Libc, act: Callable[[], int], until: float | None) -> bool:
-    """Whether a seccomp filter around this process kills who does `act`. Tried in a child, if there is a
-    filter: the runner itself has to live to say so."""
+def _filter_kills(libc: Libc, act: Callable[[], int], until: float | None) -> bool | None:
+    """Whether a seccomp filter around this process kills who does `act`; None: not known by then. Tried in a
+    child, if there is a filter: the runner itself has to live to say so."""
     if libc.prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) != _SECCOMP_MODE_FILTER:
         return False
     try:
@@ -296,14 +307,21 @@ def _filter_kills(libc: Libc, act: Callable[[], int], until: float | None) -> bo
         finally:
             os._exit(0)
     status = _reap_by(child, until)
-    return status is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSYS
+    if status is None:
+        return None
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSYS
 
 
 def _is_ready(fd: int, until: float | None) -> bool:
     """Wait until there is something to read. False: that time has come first."""
     watch = select.poll()
     watch.register(fd, select.POLLIN)
-    return bool(watch.poll(None if until is None else max(0.0, until - time.monotonic()) * 1000))
+    while True:
+        left = _LONGEST_POLL_SECONDS if until is None else max(0.0, until - time.monotonic())
+        if watch.poll(min(left, _LONGEST_POLL_SECONDS) * 1000):
+            return True
+        if left < _LONGEST_POLL_SECONDS:
+            return False
 
 
 def _reap_by(pid: int, until: float | None) -> int | None:
