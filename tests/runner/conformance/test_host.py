@@ -199,7 +199,7 @@ def test_a_machine_that_lacks_something(tmp_path: Path, monkeypatch: pytest.Monk
     """The message says what, and what to do."""
     command = ("true", "{folder}")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
-    with pytest.raises(HostCommandFault, match="lacks what a trial needs: .*No such file"):
+    with pytest.raises(HostCommandFault, match=r"lacks what a trial needs: .*No such file"):
         run_host("rune", command)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(inotify_init1=lambda _: -1))
