@@ -45,6 +45,9 @@ _CAP_SYS_PTRACE = 1 << 19
 _CAP_SYS_ADMIN = 1 << 21
 _UNREADABLE = 1  # an address in the first page, which no process has
 _TRIAL_SECONDS = 10.0  # for one system call
+# What `spawn` waits for takes milliseconds. It has this long also if `until` is past: then the clocks of the
+# caller end the launch, and know which of them ran out.
+_LEAST_SECONDS = 5.0
 _LONGEST_POLL_SECONDS = 86400.0  # poll(2) counts milliseconds in an int: 24 days
 _LATE = "make the namespaces before the launch limit"
 _OOM_SCORE_ADJ = 500  # a plugin is killed before any process of the host
@@ -53,8 +56,8 @@ _OOM_SCORE_ADJ = 500  # a plugin is killed before any process of the host
 def spawn(order: SpawnOrder) -> int:
     """Start `order` and return the pid of the cell's init once the program runs. Raises SpawnError.
 
-    At `order.until` it is returned too, and the caller's clocks end what was started so far. It is not ended
-    here: if the cell's init was stopped at its last step, the plugin may have run.
+    At `order.until`, or shortly after, it is returned too, and the caller's clocks end what was started so
+    far. It is not ended here: if the cell's init was stopped at its last step, the plugin may have run.
 
     Killing the cell's init ends everything at once. Killing its child, the program, ends everything as well,
     and the cell's init lives to report what was used.
@@ -63,6 +66,8 @@ def spawn(order: SpawnOrder) -> int:
     numbers = SYSCALLS.get(os.uname().machine)
     if numbers is None:
         raise SpawnError(f"make system calls on {os.uname().machine}", errno.ENOSYS)
+    if order.until is not None:
+        order = order._replace(until=max(order.until, time.monotonic() + _LEAST_SECONDS))
     # The kernel refuses this pair of flags itself, so that no namespace is made.
     refused = lambda: libc.syscall(numbers.clone, _CLONE_NEWUSER | _CLONE_FS, 0, 0, 0, 0)  # noqa: E731
     kills = _filter_kills(libc, refused, order.until)
