@@ -183,7 +183,8 @@ def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
     # Without CAP_KILL the runner cannot kill a process of another uid, not even by its parent-death signal.
     if not _effective_capabilities() & _CAP_KILL:
         raise SpawnError("end a process of another uid: CAP_KILL is missing", errno.EPERM)
-    born_r, born_w = os.pipe2(os.O_CLOEXEC)
+    # Nobody waits for its end: the maker's child has a copy at first, and may be stopped.
+    born_r, born_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         maker = os.fork()
     except OSError as error:
@@ -225,13 +226,12 @@ def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
             finally:
                 os._exit(0)  # even if the runner is dead: the stack below is a copy of its own
     os.close(born_w)
-    os.set_blocking(born_r, False)  # its child has a copy of the other end at first, and may be stopped
-    fault: SpawnError | None = None
+    lack: SpawnError | None = None
     try:
         if _reap_by(maker, order.until) is None:
-            fault = SpawnError(_LATE, errno.ETIME)
+            lack = SpawnError(_LATE, errno.ETIME)
     except OSError as error:  # no descriptor is left to wait with
-        fault = SpawnError("wait for the process that makes the namespaces", error.errno or errno.EIO)
+        lack = SpawnError("wait for the process that makes the namespaces", error.errno or errno.EIO)
     try:
         answer = os.read(born_r, FAULT_SIZE)  # its first message, its last, or both
     except BlockingIOError:
@@ -239,7 +239,7 @@ def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
     finally:
         os.close(born_r)
     if len(answer) < _MAKER_MESSAGE.size:
-        raise fault or SpawnError("go on: the process that makes the namespaces was killed", errno.EIO)
+        raise lack or SpawnError("go on: the process that makes the namespaces was killed", errno.EIO)
     stage, code, _ = _MAKER_MESSAGE.unpack_from(answer)
     if stage == _NETWORKING:
         raise SpawnError(answer[_MAKER_MESSAGE.size :].decode(), code)
@@ -247,7 +247,7 @@ def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
     if code:
         if made > 0:
             _reap(made)
-        raise fault or SpawnError(_MAKER_STAGES[stage], code)
+        raise lack or SpawnError(_MAKER_STAGES[stage], code)
     return int(made)
 
 

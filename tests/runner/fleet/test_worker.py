@@ -426,7 +426,7 @@ def test_signs_of_life_do_not_wait_for_the_measure_of_the_ledger(bus: Bus) -> No
                 await real()
 
             setattr(worker, "_show", show)  # noqa: B010 -- a method
-            worker._js.stream_info = unanswered
+            setattr(worker._js, "stream_info", unanswered)  # noqa: B010 -- a method
             await it.until(lambda: shown > 1)
 
     inside(bus.url, act)

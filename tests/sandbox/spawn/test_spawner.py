@@ -534,7 +534,7 @@ def test_a_maker_that_cannot_be_waited_for(runner_as_root: Caller) -> None:
 
         from sandbox.spawn import spawner
 
-        spawner._map_ids = lambda *_: select.select([], [], [])  # type: ignore[attr-defined]
+        setattr(spawner, "_map_ids", lambda *_: select.select([], [], []))  # noqa: B010
         born: list[int] = []
         real = os.pipe2
 
@@ -570,7 +570,7 @@ def test_a_process_that_is_stopped_is_left_to_the_callers_clocks(runner_as: Call
 
         real, reap_by = getattr(init, stages), spawner._reap_by
         # The machine may be busy: the process that makes the namespaces has all the time.
-        spawner._reap_by = lambda pid, _: reap_by(pid, None)
+        setattr(spawner, "_reap_by", lambda pid, _: reap_by(pid, None))  # noqa: B010
         # The init of a pid namespace gets no SIGSTOP of its own.
         stop = ("stop", lambda: select.select([], [], []))
         setattr(init, stages, lambda *words: [stop, *real(*words)])
@@ -612,7 +612,7 @@ def test_a_filter_that_was_not_tried_in_time(runner_as: Caller) -> None:
             def __getattr__(self, name: str) -> Any:
                 return getattr(open_libc(), name)
 
-        spawner.open_libc = Libc  # type: ignore[assignment]
+        setattr(spawner, "open_libc", Libc)  # noqa: B010 -- not exported there
         spawner._TRIAL_SECONDS = spawner._LEAST_SECONDS = 0.2
         return [spawner.can_join_keyring(), *failing(given)]
 
