@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import platform
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from sandbox.attacks.attacks import ATTACKS
-from scripts.benches.caller import RUNNER, Caller, callers
+from scripts.benches.caller import RUNNER, Caller, Unable, callers
 from scripts.benches.launch import Command
 from scripts.benches.machine import version_of
 from scripts.benches.peers import NEXO, PEERS, FoundPeers, find
@@ -33,6 +33,7 @@ BY_HAND: tuple[str, ...] = (
     "/",
 )
 BY_HAND += ("--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--")
+_CLONE_NEWNS = 0x00020000
 GROUPS = list(dict.fromkeys(each.group for each in ATTACKS))
 
 
@@ -45,12 +46,12 @@ def main() -> int:
     found: dict[str, dict[str, list[str]]] = {}
     with callers() as everybody:
         for caller in everybody:
-            with has_account(caller):
-                found["root" if caller.uid == 0 else "an ordinary user"] = rows_of(caller, peers)
+            give_account(caller)
+            found["root" if caller.uid == 0 else "an ordinary user"] = rows_of(caller, peers)
     versions = [("bubblewrap", version_of(["bwrap", "--version"])), *peers.versions]
     told = ", ".join(f"{name} {version.split()[-1]}" for name, version in versions)
     about = ["", f"{told}; Linux {platform.release()} on {platform.machine()}."]
-    about += [f"Not tried: {sentence}" for sentence in peers.missing]
+    about += [f"Not tried: {sentence.replace('--peers', '--install')}" for sentence in peers.missing]
     whole: list[str] = []
     for user, rows in found.items():
         whole += ["", f"As {user}:", "", *table([*GROUPS, "all"], rows)]
@@ -70,21 +71,15 @@ def _totals(found: dict[str, dict[str, list[str]]], name: str) -> list[str]:
     return [rows[name][-1] if name in rows else "–" for rows in found.values()]
 
 
-@contextmanager
-def has_account(caller: Caller) -> Iterator[None]:
-    """Give the ordinary user an account as long as this lasts: firejail wants one. Only this process and its
-    children see it, because scripts/compare gave them mounts of their own."""
-    namespaces = {os.readlink(f"/proc/{pid}/ns/mnt") for pid in (os.getpid(), os.getppid())}
-    if os.geteuid() or not caller.uid or len(namespaces) == 1:
-        yield
+def give_account(caller: Caller) -> None:
+    """Give the ordinary user an account, if this process may: firejail wants one. Nobody but this process and
+    its children sees it, because they get mounts of their own first."""
+    if os.geteuid() or not caller.uid or ctypes.CDLL(None).unshare(_CLONE_NEWNS):
         return
-    accounts = Path("/etc/passwd").read_text()
+    subprocess.run(["mount", "--make-rprivate", "/"], check=True)
     line = f"runner-compare:x:{caller.uid}:{caller.uid}::{caller.home}:/bin/sh\n"
-    subprocess.run(["mount", "--bind", caller.write("passwd", accounts + line), "/etc/passwd"], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "/etc/passwd"], check=True)
+    accounts = caller.write("passwd", f"{Path('/etc/passwd').read_text().rstrip()}\n{line}")
+    subprocess.run(["mount", "--bind", accounts, "/etc/passwd"], check=True)
 
 
 def table(columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Iterator[str]:
@@ -96,16 +91,21 @@ def table(columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Iterator
 
 def rows_of(caller: Caller, peers: FoundPeers) -> dict[str, list[str]]:
     """For each sandbox the attacks that were held, of those that count there: of each class, and of all."""
-    lines: dict[str, Sequence[str]] = {
-        "no sandbox": ["--against", "env"],
-        "bwrap, host's files read-only": ["--against", *BY_HAND],
+    found = {
+        "no sandbox": cells(caller, ["--against", "env"]),
+        "bwrap, host's files read-only": cells(caller, ["--against", *BY_HAND]),
     }
     for peer in peers.peers:
-        line = [*peer.command(caller, Command(["bwrap"], {})).argv]
+        try:
+            line = [*peer.command(caller, Command(["bwrap"], {})).argv]
+        except Unable as fault:
+            found[peer.name] = [f"not tried: {fault}"]
+            continue
         line.remove("/usr/bin/true")
-        lines[peer.name] = ["--against", *line]
-    lines |= {"runner, default policy": [], "runner, strict policy": ["--policy", "strict"]}
-    return {name: cells(caller, words) for name, words in lines.items()}
+        found[peer.name] = cells(caller, ["--against", *line])
+    found["runner, default policy"] = cells(caller, [])
+    found["runner, strict policy"] = cells(caller, ["--policy", "strict"])
+    return found
 
 
 def cells(caller: Caller, words: Sequence[str]) -> list[str]:

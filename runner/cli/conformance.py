@@ -40,6 +40,7 @@ PASSES_ARGUMENTS = True
 _TIMEOUT = "10s"
 # The options that go with --host, as argparse names them. --deadline is one of the limits.
 _OF_HOST = ("rules", "host", "format", "limits", "arguments", "manifest")
+_BEHIND = "write the host's command behind --: runner conformance CONTRACT --host -- COMMAND"
 _BROKEN = 1  # exit status: at least one rule
 
 
@@ -84,6 +85,11 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(secrets=None)
 
 
+def advice(message: str) -> str:
+    """What to do about a usage error that argparse found."""
+    return _BEHIND if "--host" in sys.argv and "--" not in sys.argv else ""
+
+
 def run(args: argparse.Namespace) -> int:
     if args.host:
         return _try_host(args)
@@ -120,9 +126,7 @@ def _try_host(args: argparse.Namespace) -> int:
     try:
         contract = find_contract(_known(args.rules))
         if not is_command(args):
-            raise ValueError(
-                "write the host's command behind --: runner conformance CONTRACT --host -- COMMAND"
-            )
+            raise ValueError(_BEHIND)
         _refuse_options(args)
         limits = limits_of(args.limits)
         deadline = DEADLINE_SECONDS if limits.deadline is None else float(limits.deadline)

@@ -31,6 +31,7 @@ from runner.contracts.registry import find_contract, host_stand_in
 DEADLINE_SECONDS: Final = 60.0  # of one run
 _LEFT_SECONDS: Final = 5.0  # how long a process of the stand-in may be there after its host
 _OUTPUT_BYTES: Final = 2000  # the end of what the host prints, for a message
+_LONGEST_WAIT_SECONDS: Final = 86400.0  # epoll_wait(2) counts milliseconds in an int: 24 days
 
 
 class HostCommandFault(Exception):
@@ -60,24 +61,31 @@ def run_host(
             "{command} in it: they become the path of its manifest, of its folder and of its program. "
             f"{stand_in.about}"
         )
-    top = tempfile.mkdtemp(prefix="runner-host-")
     try:
-        os.chmod(top, 0o755)  # a caged plugin may have a uid of its own, and has to read it
-        folder = os.path.join(top, "stand_in")
-        _write_files(stand_in, folder)
-        trial = {
-            name: _run(name, command, stand_in, folder, deadline)
-            for name in stand_in.runs
-            if name in ("plain", *runs)
-        }
-    finally:
-        shutil.rmtree(top, ignore_errors=True)
+        trial = _trial(command, stand_in, deadline, ("plain", *runs))
+    except OSError as error:
+        raise HostCommandFault(f"this machine lacks what a trial needs: {error}") from error
     verdicts = []
     for rule, check in stand_in.rules:
         finding = check(trial)
         exchange = () if finding.log is None else finding.log.exchange
         verdicts.append(Verdict(rule, finding.result, finding.reason, exchange))
     return ConformanceReport(contract, "host", shlex.join(command), tuple(verdicts))
+
+
+def _trial(
+    command: Sequence[str], stand_in: StandIn, deadline: float, runs: Sequence[str]
+) -> dict[str, HostRun]:
+    top = tempfile.mkdtemp(prefix="runner-host-")
+    try:
+        os.chmod(top, 0o755)  # a caged plugin may have a uid of its own, and has to read it
+        folder = os.path.join(top, "stand_in")
+        _write_files(stand_in, folder)
+        return {
+            name: _run(name, command, stand_in, folder, deadline) for name in stand_in.runs if name in runs
+        }
+    finally:
+        shutil.rmtree(top, ignore_errors=True)
 
 
 def _filled(word: str, stand_in: StandIn, folder: str) -> str:
@@ -183,8 +191,8 @@ def _watch(
             selector.register(listener, selectors.EVENT_READ)
             selector.register(ended, selectors.EVENT_READ)
             selector.register(output, selectors.EVENT_READ)
-            while host.poll() is None and time.monotonic() < until:
-                selector.select(max(0.0, until - time.monotonic()))
+            while host.poll() is None and (left := until - time.monotonic()) > 0:
+                selector.select(min(left, _LONGEST_WAIT_SECONDS))
                 listener.receive()
                 output.receive()
                 if name == "silent" and not called and any(log.of("called") for log in listener.logs):
@@ -192,13 +200,15 @@ def _watch(
                     host.send_signal(signal.SIGINT)
             status = host.poll()
             selector.unregister(ended)
-            selector.unregister(output)
+            if status is None:  # it may print for ever
+                selector.unregister(output)
             until = time.monotonic() + _LEFT_SECONDS
             # A host that runs on has its plugin still: there is nothing to wait for.
             while (left := until - time.monotonic()) > 0 and selector.select(
                 left if listener.alive and status is not None else 0.0
             ):
                 listener.receive()
+                output.receive()  # what is left prints, too, and ends when it could
     finally:
         if host.poll() is None:
             with suppress(ProcessLookupError):

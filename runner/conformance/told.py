@@ -52,6 +52,13 @@ def make_channels(folder: str) -> None:
             os.close(os.open(os.path.join(channel, name), os.O_CREAT | os.O_WRONLY, 0o644))
 
 
+def _refused(limit: str) -> OSError:
+    code = ctypes.get_errno()
+    return OSError(
+        code, f"{os.strerror(code)} (inotify: end programs that watch files, or raise {limit} with sysctl)"
+    )
+
+
 class ToldProcess:
     """What one process of the stand-in has told so far."""
 
@@ -97,15 +104,16 @@ class ToldListener:
         libc = ctypes.CDLL(None, use_errno=True)
         self._fd: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if self._fd < 0:
-            raise OSError(ctypes.get_errno(), "inotify")
+            raise _refused("fs.inotify.max_user_instances")
         for channel in map(str, range(CHANNELS)):
             path = os.path.join(folder, channel)
             for target in (path, os.path.join(path, "alive")):
                 mask = _IN_OPEN if target == path else _IN_OPEN | _IN_CLOSE_NOWRITE
                 number = libc.inotify_add_watch(self._fd, os.fsencode(target), mask)
                 if number < 0:
+                    fault = _refused("fs.inotify.max_user_watches")
                     os.close(self._fd)
-                    raise OSError(ctypes.get_errno(), "inotify")
+                    raise fault
                 self._channels[number] = channel, target != path
 
     def fileno(self) -> int:

@@ -145,6 +145,7 @@ class FleetWorker:
             self._keep_subscribed(),
             self._fetch_all(),
             self._beat(),
+            self._follow_ledger(),
             self._follow_flags(),
             self._try_node(),
         )
@@ -207,13 +208,18 @@ class FleetWorker:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(names.BEAT_SECONDS)
-            await self._measure_ledger()
             await self._show()
             for running in list(self._running.values()):
                 if running.message is not None:
                     await _quietly(running.message.in_progress())
                 elif running.reply:
                     await self._say_that_it_runs(running.reply)
+
+    async def _follow_ledger(self) -> None:
+        """Not in `_beat`: signs of life do not wait for an answer."""
+        while True:
+            await self._measure_ledger()
+            await asyncio.sleep(names.BEAT_SECONDS)
 
     async def _measure_ledger(self) -> None:
         """If it cannot be measured, what is known counts."""

@@ -7,6 +7,7 @@ import os
 
 from runner.launch.stages import Stage, decided_of, loaded_of
 from runner.outcome import (
+    EXEC_DEADLINE,
     EXEC_NO_CAGE,
     EXEC_NOT_FOUND,
     EXEC_REFUSED,
@@ -176,7 +177,9 @@ def _unexpected(error: Exception) -> tuple[Outcome, int]:
             if error.errno == errno.EDQUOT:
                 hint = "each plugin has a key, and this user may have no more (/proc/key-users): end other "
                 hint += "plugins, or as root raise kernel.keys.maxkeys and kernel.keys.maxbytes (sysctl)"
-            return Outcome("launch_failed", "launch", str(error), "spawn", hint), EXEC_NO_CAGE
+            late = error.errno == errno.ETIME
+            outcome = Outcome("launch_failed", "launch", str(error), "deadline" if late else "spawn", hint)
+            return outcome, EXEC_DEADLINE if late else EXEC_NO_CAGE
         case OSError():
             # The runner itself lacks something, not the plugin: descriptors, file size, memory.
             refused = error.errno in (errno.ENOSYS, errno.EPERM, errno.EACCES)

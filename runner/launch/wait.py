@@ -146,7 +146,9 @@ class _Watch:
             ready = yield self._need()
             now = time.monotonic()
             if self.cell.pidfd in ready:
-                return self._end(self.cell.wait())
+                ended = self.cell.wait()
+                self.reason = self.reason or self._missed(ended, now)
+                return self._end(ended)
             if self.over is not None and self.over in ready:
                 self.over = None
                 self._await_leftovers(now)
@@ -247,6 +249,17 @@ class _Watch:
         else:
             return True
         return False
+
+    def _missed(self, ended: Exit, now: float) -> Reason | None:
+        """The clock that had run out when a cell ended in which nothing ran. `spawn` waits no longer than
+        that for the cell's init, which ends when nobody waits for it."""
+        if ended.reached_exec or ended.unexecuted is not None or ended.complaint:
+            return None
+        if ended.code is not None or ended.signal is not None:
+            return None
+        if self.launch is not None and now >= self.launch:
+            return "launch"
+        return "deadline" if self.deadline is not None and now >= self.deadline else None
 
     def _end(self, ended: Exit) -> End:
         reason: Reason | None = self.reason or ("deadline" if ended.expired else None)

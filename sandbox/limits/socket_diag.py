@@ -157,7 +157,8 @@ def open_diag_socket(namespace: int) -> _socket.socket:
         try:
             _, given, _, _ = ours.recvmsg(1, _socket.CMSG_SPACE(4), _socket.MSG_CMSG_CLOEXEC)
         finally:
-            with suppress(ChildProcessError):  # a handler of this process has reaped it
+            # Somebody else has reaped it: a handler of this process, or the kernel, where SIGCHLD is ignored.
+            with suppress(ChildProcessError, ProcessLookupError):
                 if not os.waitpid(child, os.WNOHANG)[0]:
                     os.kill(child, signal.SIGKILL)  # it may have been stopped
                     os.waitpid(child, 0)

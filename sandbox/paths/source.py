@@ -172,6 +172,10 @@ def _judge_source(
         raise SourceRefused(
             "source_changed", asked, "it was moved, removed or mounted over while it was opened", "try again"
         )
+    # The walk sees most of them. Not the end of a link that goes back to a devtmpfs ("/dev/shm/.."), and not
+    # a filesystem that was mounted again, with the number of the old mount, after the table was read.
+    if mount.fstype in KERNEL_FILESYSTEMS:
+        raise _kernel(asked, asked, mount.fstype)
     below = mounts.below(real)
     for mounted in below:
         if mounted.fstype in KERNEL_FILESYSTEMS:

@@ -45,7 +45,10 @@ _CAP_SYS_PTRACE = 1 << 19
 _CAP_SYS_ADMIN = 1 << 21
 _UNREADABLE = 1  # an address in the first page, which no process has
 _TRIAL_SECONDS = 10.0  # for one system call
-_LONGEST_SECONDS = 86400.0  # poll(2) counts milliseconds in an int: 24 days
+# What `spawn` waits for takes milliseconds. It has this long also if `until` is past: then the clocks of the
+# caller end the launch, and know which of them ran out.
+_LEAST_SECONDS = 5.0
+_LONGEST_POLL_SECONDS = 86400.0  # poll(2) counts milliseconds in an int: 24 days
 _LATE = "make the namespaces before the launch limit"
 _OOM_SCORE_ADJ = 500  # a plugin is killed before any process of the host
 
@@ -53,8 +56,8 @@ _OOM_SCORE_ADJ = 500  # a plugin is killed before any process of the host
 def spawn(order: SpawnOrder) -> int:
     """Start `order` and return the pid of the cell's init once the program runs. Raises SpawnError.
 
-    At `order.until` it is returned too, and the caller's clocks end what was started so far. It is not ended
-    here: if the cell's init was stopped at its last step, the plugin may have run.
+    At `order.until`, or shortly after, it is returned too, and the caller's clocks end what was started so
+    far. It is not ended here: if the cell's init was stopped at its last step, the plugin may have run.
 
     Killing the cell's init ends everything at once. Killing its child, the program, ends everything as well,
     and the cell's init lives to report what was used.
@@ -63,9 +66,14 @@ def spawn(order: SpawnOrder) -> int:
     numbers = SYSCALLS.get(os.uname().machine)
     if numbers is None:
         raise SpawnError(f"make system calls on {os.uname().machine}", errno.ENOSYS)
+    if order.until is not None:
+        order = order._replace(until=max(order.until, time.monotonic() + _LEAST_SECONDS))
     # The kernel refuses this pair of flags itself, so that no namespace is made.
     refused = lambda: libc.syscall(numbers.clone, _CLONE_NEWUSER | _CLONE_FS, 0, 0, 0, 0)  # noqa: E731
-    if _filter_kills(libc, refused, order.until):
+    kills = _filter_kills(libc, refused, order.until)
+    if kills is None:
+        raise SpawnError(_LATE, errno.ETIME)
+    if kills:
         raise SpawnError("create a user and pid namespace: a seccomp filter kills for it", errno.EPERM)
     _load_steps(order)
     if order.network is not None and order.drop and may_make_networks():
@@ -175,7 +183,8 @@ def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
     # Without CAP_KILL the runner cannot kill a process of another uid, not even by its parent-death signal.
     if not _effective_capabilities() & _CAP_KILL:
         raise SpawnError("end a process of another uid: CAP_KILL is missing", errno.EPERM)
-    born_r, born_w = os.pipe2(os.O_CLOEXEC)
+    # Nobody waits for its end: the maker's child has a copy at first, and may be stopped.
+    born_r, born_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         maker = os.fork()
     except OSError as error:
@@ -217,14 +226,20 @@ def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
             finally:
                 os._exit(0)  # even if the runner is dead: the stack below is a copy of its own
     os.close(born_w)
+    lack: SpawnError | None = None
     try:
-        in_time = _reap_by(maker, order.until) is not None
+        if _reap_by(maker, order.until) is None:
+            lack = SpawnError(_LATE, errno.ETIME)
+    except OSError as error:  # no descriptor is left to wait with
+        lack = SpawnError("wait for the process that makes the namespaces", error.errno or errno.EIO)
+    try:
         answer = os.read(born_r, FAULT_SIZE)  # its first message, its last, or both
+    except BlockingIOError:
+        answer = b""
     finally:
         os.close(born_r)
     if len(answer) < _MAKER_MESSAGE.size:
-        killed = "go on: the process that makes the namespaces was killed"
-        raise SpawnError(killed if in_time else _LATE, errno.EIO if in_time else errno.ETIME)
+        raise lack or SpawnError("go on: the process that makes the namespaces was killed", errno.EIO)
     stage, code, _ = _MAKER_MESSAGE.unpack_from(answer)
     if stage == _NETWORKING:
         raise SpawnError(answer[_MAKER_MESSAGE.size :].decode(), code)
@@ -232,7 +247,7 @@ def _clone_as_owner(order: SpawnOrder, clone: Callable[..., int]) -> int:
     if code:
         if made > 0:
             _reap(made)
-        raise SpawnError(_MAKER_STAGES[stage], code) if in_time else SpawnError(_LATE, errno.ETIME)
+        raise lack or SpawnError(_MAKER_STAGES[stage], code)
     return int(made)
 
 
@@ -276,14 +291,14 @@ def can_join_keyring() -> bool:
     def join(name: int = _UNREADABLE) -> int:
         return int(libc.syscall(numbers.keyctl, KEYCTL_JOIN_SESSION_KEYRING, name, 0, 0, 0))
 
-    if _filter_kills(libc, join, time.monotonic() + _TRIAL_SECONDS):
+    if _filter_kills(libc, join, time.monotonic() + _TRIAL_SECONDS) is not False:
         return False
     return (join() < 0 and get_errno() == errno.EFAULT) or join(0) >= 0
 
 
-def _filter_kills(libc: Libc, act: Callable[[], int], until: float | None) -> bool:
-    """Whether a seccomp filter around this process kills who does `act`. Tried in a child, if there is a
-    filter: the runner itself has to live to say so."""
+def _filter_kills(libc: Libc, act: Callable[[], int], until: float | None) -> bool | None:
+    """Whether a seccomp filter around this process kills who does `act`; None: not known by then. Tried in a
+    child, if there is a filter: the runner itself has to live to say so."""
     if libc.prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) != _SECCOMP_MODE_FILTER:
         return False
     try:
@@ -297,15 +312,21 @@ def _filter_kills(libc: Libc, act: Callable[[], int], until: float | None) -> bo
         finally:
             os._exit(0)
     status = _reap_by(child, until)
-    return status is not None and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSYS
+    if status is None:
+        return None
+    return os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGSYS
 
 
 def _is_ready(fd: int, until: float | None) -> bool:
     """Wait until there is something to read. False: that time has come first."""
     watch = select.poll()
     watch.register(fd, select.POLLIN)
-    left = None if until is None else min(max(0.0, until - time.monotonic()), _LONGEST_SECONDS) * 1000
-    return bool(watch.poll(left))
+    while True:
+        left = _LONGEST_POLL_SECONDS if until is None else max(0.0, until - time.monotonic())
+        if watch.poll(min(left, _LONGEST_POLL_SECONDS) * 1000):
+            return True
+        if left < _LONGEST_POLL_SECONDS:
+            return False
 
 
 def _reap_by(pid: int, until: float | None) -> int | None:

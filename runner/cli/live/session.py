@@ -161,7 +161,10 @@ async def _conversation(request: SessionRequest, output: Output, what: str, work
                 raise
             [error] = _leaves(group)
             now = seen[0].phase if seen else phase
-            found = failure_of(error, None, ran=now != "launch").outcome
+            # Before the session hears that the plugin was launched, it may run already. The report knows.
+            known = (seen[0].report if seen else None) or {}
+            ran = now != "launch" or bool(known.get("exit", {}).get("reached_exec"))
+            found = failure_of(error, None, ran=ran).outcome
             failed = PluginFailure(found._replace(phase=now))
     if failed is None and not output.has_told and numbers:
         failed = _ended_before(seen) or interrupted(numbers[0], phase)

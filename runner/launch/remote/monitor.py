@@ -115,7 +115,8 @@ def serve(
     """
     control = Control(descriptors.control)
     try:
-        yield from control.telling(Born(os.getpid()))
+        with suppress(OSError):  # no memory: the next message tells that, when all descriptors have an owner
+            yield from control.telling(Born(os.getpid()))
         if receipt is not None:
             os.close(receipt)  # not earlier: until now the host has the pid of the process that waits for it
         try:

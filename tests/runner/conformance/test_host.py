@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
+import tempfile
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from runner.conformance import host
 from runner.conformance.host import HostCommandFault, load_stand_in, run_host
 from runner.conformance.host_checks import RUNS, HostRun, PluginLog, ToldEntry, ends_it, nothing_left
 from runner.conformance.report import ConformanceReport, as_text
@@ -164,7 +170,8 @@ def test_the_official_client_keeps_the_rules_of_its_protocol() -> None:
     [
         (("true",), "write {manifest}, {folder} or {command}", 60.0),
         (("/nowhere", "{folder}"), "/nowhere cannot be started: No such file or directory", 60.0),
-        (("sh", "-c", "echo what; exit 3", "{folder}"), "ended with 3, and no process .*: what$", 60.0),
+        # More than 24 days: more milliseconds than an int has.
+        (("sh", "-c", "echo what; exit 3", "{folder}"), "ended with 3, and no process .*: what$", 1e9),
         # More than a pipe holds, and more than is kept.
         (("sh", "-c", "head -c 300000 /dev/zero | tr '\\0' x; exit 3", "{folder}"), ": x{2000}$", 60.0),
         (("sh", "-c", "sleep 1000", "{folder}"), r"did not end in 0.2 s \(--deadline\)", 0.2),
@@ -177,14 +184,43 @@ def test_a_command_that_cannot_be_tried(command: tuple[str, ...], message: str, 
 
 
 @pytest.mark.usefixtures("nothing_left")
+def test_what_a_host_has_left_may_print_until_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host, "_LEFT_SECONDS", 60.0)
+    make_channels(str(tmp_path / "told"))
+    more_than_a_pipe_holds = f"exec 9<{tmp_path}/told/0/alive; head -c 300000 /dev/zero & exit 3"
+    with closing(ToldListener(str(tmp_path / "told"))) as heard, closing(host._Printed()) as output:
+        status = host._watch("plain", ["sh", "-c", more_than_a_pipe_holds], heard, 60.0, output)
+        assert (status, len(heard.processes), heard.alive) == (3, 1, False)
+
+
+def test_a_machine_that_lacks_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message says what, and what to do."""
+    command = ("true", "{folder}")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(HostCommandFault, match=r"lacks what a trial needs: .*No such file"):
+        run_host("rune", command)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(inotify_init1=lambda _: -1))
+    ctypes.set_errno(errno.EMFILE)
+    with pytest.raises(
+        HostCommandFault, match=r"Too many open files .*raise fs\.inotify\.max_user_instances"
+    ):
+        run_host("rune", command)
+    assert not os.listdir(tmp_path)
+
+
+@pytest.mark.usefixtures("nothing_left")
 def test_the_command_line(runner_as_user: Caller) -> None:
     words = (sys.executable, str(SMALL_HOST), "rune", "inherits", "{folder}", "{command}")
     done = runner_as_user("conformance", "rune", "--host", "--format", "json", "--", *words)
     document = json.loads(done.stdout)
     assert done.returncode == 1 and document["side"] == "host"
     assert [each["id"] for each in document["rules"] if each["result"] == "fail"] == ["rune-H16"]
-    done = runner_as_user("conformance", "rune", "--host", "plugin")
-    assert done.returncode == 2 and "write the host's command behind --" in done.stderr
+    for without in (("plugin",), ("sh", "-c", "plugin"), ()):
+        done = runner_as_user("conformance", "rune", "--host", *without)
+        assert done.returncode == 2 and "write the host's command behind --" in done.stderr
 
 
 @pytest.mark.usefixtures("nothing_left")

@@ -407,6 +407,31 @@ def test_no_durable_call_begins_when_the_ledger_is_nearly_full(
     inside(bus.url, act)
 
 
+def test_signs_of_life_do_not_wait_for_the_measure_of_the_ledger(bus: Bus) -> None:
+    """For example where the worker's account may not ask for it: nobody answers."""
+
+    async def act(it: Inside) -> None:
+        asked, shown = asyncio.Event(), 0
+
+        async def unanswered(*_: object) -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        async with it.worker(shelf()) as worker:
+            real = worker._show
+
+            async def show() -> None:
+                nonlocal shown
+                shown += asked.is_set()
+                await real()
+
+            setattr(worker, "_show", show)  # noqa: B010 -- a method
+            setattr(worker._js, "stream_info", unanswered)  # noqa: B010 -- a method
+            await it.until(lambda: shown > 1)
+
+    inside(bus.url, act)
+
+
 def test_a_call_that_the_servers_lost_is_stored_again_and_runs_once(
     bus: Bus, monkeypatch: pytest.MonkeyPatch
 ) -> None:

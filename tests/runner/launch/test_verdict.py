@@ -9,14 +9,16 @@ from typing import get_args
 
 import pytest
 
+from runner.launch.failures import judge_error
 from runner.launch.inspect.inspection import Breach
 from runner.launch.verdict import judge, limits_hit
 from runner.launch.wait import End, Reason
-from runner.outcome import Code, Outcome, Phase
+from runner.outcome import EXEC_DEADLINE, EXEC_NO_CAGE, Code, Outcome, Phase
 from runner.protocol.dialect import Violation
 from sandbox.cell.cell import Exit, Usage
 from sandbox.limits.cgroup import Counters
 from sandbox.spawn.launcher import ExecReport
+from sandbox.spawn.order import SpawnError
 from sandbox.spec import Limits
 
 USAGE = Usage(1.0, 0.5, 0.5, 1 << 20)
@@ -389,3 +391,13 @@ def test_what_people_are_told(end: End, words: tuple[str, ...]) -> None:
 def test_an_unkillable_rest_is_an_attribute_of_the_end() -> None:
     assert ended(None, left=(4,)).exit.kill_incomplete
     assert not ended(None).exit.kill_incomplete
+
+
+@pytest.mark.parametrize(
+    ("number", "cause", "status"),
+    [(errno.ETIME, "deadline", EXEC_DEADLINE), (errno.EPERM, "spawn", EXEC_NO_CAGE)],
+)
+def test_a_spawn_that_was_late_has_the_cause_of_the_clock(number: int, cause: str, status: int) -> None:
+    outcome, found = judge_error(SpawnError("make the namespaces", number))
+    assert (outcome.code, outcome.phase, outcome.cause, found) == ("launch_failed", "launch", cause, status)
+    assert ("raise the launch limit" in outcome.hint) is (cause == "deadline")

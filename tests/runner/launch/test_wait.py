@@ -617,3 +617,24 @@ def test_the_inits_clock_is_a_deadline_too(stubborn: Callable[..., Stubborn]) ->
     cell.wait = lambda: expired  # type: ignore[method-assign]
     end = ending(cell, Empty("disk"))
     assert (end.reason, end.limit, end.forced) == ("limit", "disk", True)
+
+
+def test_a_cell_that_ended_before_anything_ran_after_its_clock(stubborn: Callable[..., Stubborn]) -> None:
+    """The cell's init was waited for as long as the clock ran, and ended by itself then."""
+    nothing_ran = Exit(None, False, None, Usage(0.0, 0.0, 0.0, 0))
+    refused = nothing_ran._replace(complaint="bwrap: it cannot")
+    for ended, launch, deadline, reason in (
+        (nothing_ran, -1.0, 1000.0, "launch"),
+        (nothing_ran, -1.0, -2.0, "launch"),
+        (nothing_ran, 1000.0, -1.0, "deadline"),
+        (nothing_ran, 1000.0, 1000.0, None),
+        (nothing_ran._replace(reached_exec=True), -1.0, -1.0, None),
+        (nothing_ran._replace(signal=signal.SIGSYS), -1.0, -1.0, None),
+        (nothing_ran._replace(code=3), -1.0, -1.0, None),
+        (refused, -1.0, -1.0, None),
+    ):
+        cell = stubborn()
+        cell.process.kill()
+        cell.process.wait()
+        cell.wait = lambda ended=ended: ended  # type: ignore[method-assign, misc]
+        assert ending(cell, launch=launch, deadline=deadline).reason == reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -250,6 +251,23 @@ def test_a_child_that_is_stopped_is_not_waited_for(monkeypatch: pytest.MonkeyPat
     with pytest.raises(TimeoutError):
         open_diag_socket(0)
     assert (children(os.getpid()), os.listdir("/proc/self/fd")) == before
+
+
+def test_a_child_that_somebody_else_reaps(holder: Holder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the kernel does where SIGCHLD is ignored. It ends between the look and the signal."""
+    real, old = os.waitpid, signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+    def late(pid: int, options: int) -> tuple[int, int]:
+        with contextlib.suppress(ChildProcessError):
+            real(pid, 0)
+        return 0, 0
+
+    monkeypatch.setattr(os, "waitpid", late)
+    try:
+        with open(f"/proc/{holder.pid}/ns/net", "rb") as namespace:
+            open_diag_socket(namespace.fileno()).close()
+    finally:
+        signal.signal(signal.SIGCHLD, old)
 
 
 def test_a_kernel_that_does_not_list_them(network: SocketLists) -> None:

@@ -23,7 +23,7 @@ from sandbox import look
 from sandbox.paths import source as sources
 from sandbox.paths.denied_paths import HOST_PATHS
 from sandbox.paths.denylist import Denylist
-from sandbox.paths.mounts import Mounts, read_mounts
+from sandbox.paths.mounts import Mounts, contains, read_mounts
 from sandbox.paths.scan import DEPTH_LIMIT, SourceRefused
 from sandbox.paths.source import OpenSource, SourceMissing, open_source
 from sandbox.spec import Access
@@ -176,12 +176,39 @@ def test_interfaces_to_the_kernel(path: str) -> None:
 
 def test_a_devtmpfs_may_be_on_the_way_and_not_at_the_end() -> None:
     """As /dev is on most machines. In a container it is a tmpfs, so the table of mounts says otherwise."""
-    status, real = os.stat("/dev/null"), read_mounts()
-    device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
-    table = Mounts(each._replace(fstype="devtmpfs") if each.device == device else each for each in real.all)
+    table = labelled("/dev/null", "devtmpfs")
     assert ask("/dev/null", mounts=table).rule == "kernel_filesystem"
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         assert ask(folder, mounts=table).rule == "open"
+
+
+def labelled(path: str, fstype: str) -> Mounts:
+    """The table of mounts, in which the filesystem of `path` is said to be another one."""
+    status = os.stat(path)
+    device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+    return Mounts(
+        each._replace(fstype=fstype) if each.device == device else each for each in read_mounts().all
+    )
+
+
+@pytest.mark.needs("root")
+def test_a_link_that_goes_back_to_a_kernel_filesystem() -> None:
+    """Only root's links are followed, and they may end in "..": the last step is then one on the way."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as shown, tempfile.TemporaryDirectory(dir="/opt") as own:
+        os.mkdir(f"{shown}/inner")
+        os.symlink(f"{shown}/inner/..", f"{own}/link")
+        assert ask(f"{own}/link").rule == "open"
+        assert ask(f"{own}/link", mounts=labelled("/dev/shm", "devtmpfs")).rule == "kernel_filesystem"
+
+
+def test_a_kernel_filesystem_that_is_newer_than_the_table(tmp_path: Path) -> None:
+    """Mounted again, it has the number of the old mount, but may have another device."""
+    table = Mounts(
+        each._replace(device="0:999999", fstype="proc") if contains(each.point, str(tmp_path)) else each
+        for each in read_mounts().all
+    )
+    assert ask(tmp_path, mounts=table).rule == "kernel_filesystem"
+    assert ask(tmp_path).rule == "open"
 
 
 def test_case_is_decided_by_the_filesystem(tmp_path: Path) -> None:

@@ -514,12 +514,46 @@ def test_a_maker_that_is_killed_or_stopped(
         from sandbox.spawn import spawner
 
         setattr(spawner, name, lambda *_: os.kill(os.getpid(), number))
+        spawner._LEAST_SECONDS = 0.5
         return failing(given)
 
     until = time.monotonic() + 1.0 if number == signal.SIGSTOP else None
     given = order(runner_as_root, "/bin/echo", "started", until=until)
     found = elsewhere.run(runner_as_root, hit, given, function, int(number), using=(failing,))
     assert found == [*told, False, 0]
+
+
+@pytest.mark.needs("root")
+def test_a_maker_that_cannot_be_waited_for(runner_as_root: Caller) -> None:
+    """There is no descriptor for that. What it has made so far is ended, and nothing stays."""
+
+    def without(given: dict[str, Any]) -> list[Any]:
+        import errno
+        import os
+        import select
+
+        from sandbox.spawn import spawner
+
+        setattr(spawner, "_map_ids", lambda *_: select.select([], [], []))  # noqa: B010
+        born: list[int] = []
+        real = os.pipe2
+
+        def pipe2(flags: int) -> tuple[int, int]:
+            pair = real(flags)
+            born.append(pair[0])
+            return pair
+
+        def pidfd_open(pid: int) -> int:
+            select.select([born[-1]], [], [])  # the maker has told the pid of its child
+            raise OSError(errno.EMFILE, "")
+
+        os.pipe2, os.pidfd_open = pipe2, pidfd_open  # type: ignore[assignment]
+        return failing(given)
+
+    found = elsewhere.run(
+        runner_as_root, without, order(runner_as_root, "/bin/echo", "started"), using=(failing,)
+    )
+    assert found == ["wait for the process that makes the namespaces", errno.EMFILE, False, 0]
 
 
 @one_case("stages", ["_init_stages", "_program_stages"])
@@ -534,10 +568,13 @@ def test_a_process_that_is_stopped_is_left_to_the_callers_clocks(runner_as: Call
         from sandbox.spawn import init, spawner
         from sandbox.spawn.order import SpawnOrder
 
-        real = getattr(init, stages)
+        real, reap_by = getattr(init, stages), spawner._reap_by
+        # The machine may be busy: the process that makes the namespaces has all the time.
+        setattr(spawner, "_reap_by", lambda pid, _: reap_by(pid, None))  # noqa: B010
         # The init of a pid namespace gets no SIGSTOP of its own.
         stop = ("stop", lambda: select.select([], [], []))
         setattr(init, stages, lambda *words: [stop, *real(*words)])
+        spawner._LEAST_SECONDS = 0.5
         before = len(os.listdir("/proc/self/fd"))
         pid = spawner.spawn(SpawnOrder(**given))
         lives = os.waitpid(pid, os.WNOHANG)[0] == 0
@@ -547,6 +584,40 @@ def test_a_process_that_is_stopped_is_left_to_the_callers_clocks(runner_as: Call
 
     given = order(runner_as, "/bin/echo", "started", until=time.monotonic() + 0.5)
     assert elsewhere.run(runner_as, stopped, given, stages) == [True, signal.SIGKILL, 0]
+
+
+def test_a_spawn_takes_any_clock(runner_as: Caller) -> None:
+    """poll(2) counts milliseconds in an int, which ends at 24 days."""
+    for until in (time.monotonic() + 86400 * 365 * 100, 0.0):  # in a hundred years, and long past
+        given = order(runner_as, "/bin/echo", "started", until=until)
+        assert elsewhere.run(runner_as, output_of, given) == "started\n\n0"
+
+
+def test_a_filter_that_was_not_tried_in_time(runner_as: Caller) -> None:
+    """The runner does not do what may kill it: it says that the time is over."""
+
+    def stopped(given: dict[str, Any]) -> list[Any]:
+        import os
+        import signal
+
+        from sandbox.spawn import spawner
+        from sandbox.speed.libc import open_libc
+
+        class Libc:
+            def prctl(self, option: int, *words: int) -> int:
+                if option == spawner._PR_SET_DUMPABLE:
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                return int(spawner._SECCOMP_MODE_FILTER)
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(open_libc(), name)
+
+        setattr(spawner, "open_libc", Libc)  # noqa: B010 -- not exported there
+        spawner._TRIAL_SECONDS = spawner._LEAST_SECONDS = 0.2
+        return [spawner.can_join_keyring(), *failing(given)]
+
+    given = order(runner_as, "/bin/echo", "started", until=time.monotonic() + 0.2)
+    assert elsewhere.run(runner_as, stopped, given, using=(failing,)) == [False, *LATE, False, 0]
 
 
 def spawned(given: dict[str, Any]) -> None:

@@ -210,6 +210,43 @@ def test_an_order_that_is_none(box: Box) -> None:
     assert ended["explanation"][0].startswith("runner: internal: ")
 
 
+def test_a_birth_that_cannot_be_told(box: Box) -> None:
+    """There is no memory for the message. Who waits for the receipt goes on, and nothing stays open."""
+
+    def unborn() -> list[Any]:
+        import errno
+        import os
+        import socket
+
+        from runner.launch.remote import control, monitor
+        from runner.launch.remote.messages import MESSAGES, Born, LaunchDescriptors
+        from runner.launch.wait import drive
+        from sandbox.speed.codec import decode
+
+        real = control.Control.telling
+
+        def telling(self: Any, message: Any) -> Any:
+            if isinstance(message, Born):
+                raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+            return real(self, message)
+
+        setattr(control.Control, "telling", telling)  # noqa: B010 -- a method
+        host, ours = socket.socketpair()
+        receipt, theirs = socket.socketpair()
+        order = os.memfd_create("order")
+        os.write(order, b"no plan")
+        before = len(os.listdir("/proc/self/fd"))
+        given = {"control": ours.detach(), "order": order}
+        rest = {name: os.dup(0) for name in LaunchDescriptors._fields if name not in given}
+        drive(monitor.serve(LaunchDescriptors(**given, **rest), (), receipt=theirs.detach()))
+        with host.makefile("rb") as said:
+            messages = [decode(line, MESSAGES) for line in said]
+        told = [type(each).__name__ for each in messages]
+        return [told, receipt.recv(1) == b"", len(os.listdir("/proc/self/fd")) - before]
+
+    assert elsewhere.run(box.caller, unborn) == [["MonitorEnd"], True, -3]
+
+
 def faulty(given: dict[str, Any]) -> list[Any]:
     """A monitor whose own code fails, when all is over but the telling."""
     from runner.launch.remote import forkserver, monitor
