@@ -51,6 +51,7 @@ _BIRTH_SECONDS = 60.0
 _ROOM_SECONDS = 1.0
 
 _KILLED = "if nobody killed it, the machine may be out of memory or of processes: see dmesg"
+_OVERDUE = "find out what keeps the machine busy, or who has stopped it"
 
 
 # Those of this process, in all its threads.
@@ -77,6 +78,7 @@ class RemoteCell:
         self.plugin_pid: int | None = None  # of the cell's first process, once it runs
         self._ended: MonitorEnd | None = None
         self.on_audit: Callable[[Audited], None] | None = None  # for each connection, as it ends
+        self._is_overdue = False  # no monitor was forked in time
         self._was_heard = trio.Event()
         self._was_prepared = trio.Event()
         self._was_parked = trio.Event()
@@ -197,6 +199,7 @@ class RemoteCell:
         with trio.move_on_after(_BIRTH_SECONDS) as waiting:
             await self._was_heard.wait()
         if waiting.cancelled_caught and self._ticket.forkserver is not None:
+            self._is_overdue = True
             forkserver.close(self._ticket.forkserver)
 
     def _take(self, message: Message) -> None:
@@ -235,7 +238,10 @@ class RemoteCell:
             status = 128 + self._asked
         elif self._launched is None:
             message = "the process that was to launch the plugin ended and said nothing"
-            outcome = Outcome("launch_failed", "launch", message, "spawn", _KILLED)
+            if self._is_overdue:
+                message = f"the process that was to launch the plugin did not begin in {_BIRTH_SECONDS:.0f} s"
+            hint = _OVERDUE if self._is_overdue else _KILLED
+            outcome = Outcome("launch_failed", "launch", message, "spawn", hint)
         else:
             message = "the plugin's monitor ended and said nothing, and the plugin ended with it"
             outcome = Outcome("internal", "run", message, "monitor", _KILLED)

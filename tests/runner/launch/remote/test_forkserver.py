@@ -81,17 +81,17 @@ def halted(given: dict[str, Any]) -> list[Any]:
     from runner.launch.remote import remote_cell as module
     from runner.outcome import Failure
 
-    module._BIRTH_SECONDS = 2.0
-
     async def act(cage: Any) -> list[Any]:
         await line(cage.stdout)
         os.kill(forkserver_pid(cage), signal.SIGSTOP)
         told: list[Any] = []
+        usual, module._BIRTH_SECONDS = module._BIRTH_SECONDS, 2.0
         async with module.open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as other:
             try:
                 await other.prepared()
             except Failure as failure:
-                told.append([failure.outcome.code, failure.outcome.cause])
+                told.append([failure.outcome.code, failure.outcome.cause, "begin in 2 s" in str(failure)])
+        module._BIRTH_SECONDS = usual
         async with module.open_cage(invocation(given), environ={"PATH": "/usr/bin:/bin"}) as other:
             told.append(await line(other.stdout))
         await cage.stdin.send_all(b"go\n")
@@ -102,7 +102,7 @@ def halted(given: dict[str, Any]) -> list[Any]:
 
 def test_a_forkserver_that_does_not_get_on_is_replaced(box: Box) -> None:
     told = monitored_plugins.run(box, halted, monitored_plugins.given(box, WAITS))
-    assert told == [["launch_failed", "spawn"], "runs", ["crashed", "run", "exit:6", 6]]
+    assert told == [["launch_failed", "spawn", True], "runs", ["crashed", "run", "exit:6", 6]]
 
 
 def crowded(given: dict[str, Any]) -> list[Any]:
