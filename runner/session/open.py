@@ -67,14 +67,14 @@ async def open_session(
             opening = _take_or_open(parking, invocation, environ, caller, clock.at)
         async with opening as cell:
             try:
-                seconds = given_up_after(invocation.overrides.limits)
-                with trio.move_on_at(min(clock.at, trio.current_time() + seconds)) as waiting:
+                given_up = given_up_after(invocation.overrides.limits)
+                with trio.move_on_at(min(clock.at, trio.current_time() + given_up)) as waiting:
                     terms = await cell.prepared()
             except Failure as failed:
                 raise _unprepared(invocation, failed, cell.has_ended) from None
             if waiting.cancelled_caught:
                 is_over = trio.current_time() >= clock.at
-                late = clock.passed("launch") if is_over else verdict.expired("launch", seconds)
+                late = clock.passed("launch") if is_over else verdict.expired("launch", given_up)
                 raise _unprepared(invocation, Failure(late, EXEC_NO_CAGE), None)
             plugin = terms.plugin
             contract = find_contract(plugin.contract)
