@@ -170,7 +170,7 @@ def describe_run(run: Run) -> str:
     if run.stage:
         return f"could not {run.stage}: {os.strerror(run.number)}"
     if run.late:
-        return "it took longer than 10 s"
+        return "it took longer than 60 s"
     if run.signal:
         return f"the spawner was ended by signal {run.signal}"
     return (

@@ -58,7 +58,8 @@ KILLED = -1  # in place of an errno: a seccomp filter killed the child at this s
 _NOWHERE = 1  # an address that is never mapped
 _NO_SUCH_FLAG = 1 << 20
 
-TRIAL_SECONDS = 10.0  # a trial takes milliseconds on a machine that is not overloaded
+# A trial takes milliseconds. On an overloaded machine a late one must not be told as one that is refused.
+TRIAL_SECONDS = 60.0
 _POLL_SECONDS = 0.002
 
 # System calls that not every libc has a wrapper for, by machine.

@@ -171,7 +171,7 @@ def refusal(outcome: TrialOutcome, around: Surroundings) -> NamespaceRefusal | N
     if outcome.late:
         return NamespaceRefusal(
             "timeout",
-            "the attempt took longer than 10 s",
+            "the attempt took longer than 60 s",
             "find out what keeps this machine busy, and run runner doctor again",
         )
     if outcome.error:

@@ -484,7 +484,7 @@ def test_a_failed_run_is_reported_in_a_sentence() -> None:
     assert rehearsal.describe_run(Run(stage="drop the user id", number=errno.EPERM)).startswith(
         "could not drop the user id"
     )
-    assert rehearsal.describe_run(Run(late=True)) == "it took longer than 10 s"
+    assert rehearsal.describe_run(Run(late=True)) == "it took longer than 60 s"
     assert "31" in rehearsal.describe_run(Run(signal=31))
 
 
