@@ -9,14 +9,30 @@ set -e
 state=$1 environment=$2
 shift 2
 mount --make-rprivate /
-mount -t tmpfs -o mode=0755 before /srv
+# own FOLDER NAME: an empty folder NAME of this process in FOLDER. All else there stays: it may be the checkout.
+own() (
+    cd "$1"
+    mount -t tmpfs -o mode=0755 before "$1"
+    for each in * .[!.]*; do
+        if [ "$each" = "$2" ]; then
+            continue
+        elif [ -L "$each" ]; then
+            cp -P "$each" "$1"
+        elif [ -e "$each" ]; then
+            if [ -d "$each" ]; then mkdir "$1/$each"; else touch "$1/$each"; fi
+            mount --no-canonicalize --rbind "$each" "$1/$each" # from the covered folder, where this shell still is
+        fi
+    done
+    mkdir "$1/$2"
+)
+own /srv before
 mkdir -p /srv/before/runner/.venv
 [ "$state" = - ] || tar -xzpf "$state" --numeric-owner -C /srv/before
 [ "$environment" = - ] || mount --bind "$environment" /srv/before/runner/.venv
 # The state of root, with the uids of plugins. Those in use are locked in /run/runner, which stays the machine's.
-mount -t tmpfs -o mode=0755 before /var/lib
+own /var/lib runner
 mkdir -p /srv/before/lib
-mkdir -m 0711 /var/lib/runner
+chmod 0711 /var/lib/runner
 mount --bind /srv/before/lib /var/lib/runner
 # A wrapped entry finds its home in the password database.
 {

@@ -53,6 +53,27 @@ def place() -> Iterator[Place]:
         process.stdin.close()
 
 
+def test_what_people_have_beside_it_stays(tmp_path: Path) -> None:
+    """The checkout may be below /srv. A folder there with the name of ours is not written to."""
+    (tmp_path / "mounted").write_text("there\n")
+    people = """
+        mount --make-rprivate /
+        mount -t tmpfs none /srv
+        mkdir -p "/srv/a b/c" /srv/before /srv/theirs
+        mount --bind "$1" "/srv/a b/c"
+        mount --bind /srv/before /srv/theirs
+        ln -s "a b" /srv/.link
+        echo kept >/srv/file
+        shift
+        exec sh "$@"
+    """
+    look = "cat /srv/.link/c/mounted /srv/file; ls -A /srv/before /srv/theirs"
+    argv = ["unshare", "--mount", "sh", "-ec", people, "sh", str(tmp_path)]
+    argv += [str(HERE / "place.sh"), "-", "-", "sh", "-c", look]
+    said = subprocess.check_output(argv, text=True, timeout=60)
+    assert said == "there\nkept\n/srv/before:\nlib\npasswd\nrunner\n\n/srv/theirs:\n"
+
+
 def test_state_stays_with_its_plugin(place: Place) -> None:
     """The plugin was called once before, by a person and by root: it finds what it wrote."""
     count = ("call", "plugins/counter", "counter_count", "--input", '{"text": ""}')

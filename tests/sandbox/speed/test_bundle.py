@@ -47,11 +47,13 @@ from importlib import import_module
 import json
 told = {}
 modules = {name: import_module(name) for name in listed}
+def kind(loader):
+    return [type(loader).__qualname__, loader.name, loader.path]
 for name, module in modules.items():
     spec = module.__spec__
-    told[name] = [module.__name__, module.__file__, module.__package__, repr(module.__loader__)[:60],
+    told[name] = [module.__name__, module.__file__, module.__package__, kind(module.__loader__),
         list(getattr(module, "__path__", ())), spec.name, spec.origin, spec.parent, spec.has_location,
-        spec.cached, spec.submodule_search_locations, repr(spec.loader)[:60],
+        spec.cached, spec.submodule_search_locations, kind(spec.loader),
         sorted(set(vars(module)) - {"__cached__", "annotations"}), module is sys.modules[name]]
 print(json.dumps({"loaded": loaded, "asked": early, "told": told}))
 """
