@@ -46,7 +46,7 @@ from sandbox.identity.all_states import StateInUse, StateNotRemoved, list_states
 from sandbox.limits.cgroup import sweep
 from sandbox.limits.cgroup_survey import survey
 from sandbox.paths.mounts import read_mounts
-from tests import bounds, quick, spread
+from tests import bounds, hidden, quick, spread
 from tests.published.install import lacks_registry
 from tests.tally import Tally
 
@@ -73,6 +73,10 @@ _PATIENCE = float(os.environ.get("RUNNER_TEST_PATIENCE", "1"))
 # How long a process may take to end after the runner has returned: long enough for a busy machine.
 _VANISH_SECONDS = 30.0 * _PATIENCE
 _PR_SET_CHILD_SUBREAPER = 36
+
+
+# What people have on this machine that could not be hidden from the tests, and why.
+_SEEN = pytest.StashKey[str]()
 
 
 # --- What the machine offers -------------------------------------------------------------------------------
@@ -222,6 +226,8 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.load_profile("suite")
     from tests import template  # which imports this module
 
+    if _is_first_process(config):  # xdist workers inherit the mounts, and a quick run cannot make them later
+        _hide_what_people_have(config)
     config.pluginmanager.register(bounds)
     config.pluginmanager.register(template)
     config.pluginmanager.register(quick)
@@ -229,6 +235,18 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(spread)
     # Orphans become children of this process instead of pid 1: so the leak check finds them, and only ours.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _hide_what_people_have(config: pytest.Config) -> None:
+    places = hidden.in_use()
+    if places and os.geteuid() == 0:
+        hiding = hidden.hidden(places, TEMP_PREFIX)
+        fault = hiding.__enter__()
+        config.add_cleanup(lambda: hiding.__exit__(None, None, None))
+    else:
+        fault = "only root can hide it" if places else ""
+    if fault:
+        config.stash[_SEEN] = f"tests see what people have in {' and '.join(places)}: {fault}"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -313,6 +331,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             terminalreporter.line(line, yellow="skipped" in line)
     for line in told(terminalreporter.stats, "published"):
         terminalreporter.line(line)
+    if seen := config.stash.get(_SEEN, ""):
+        terminalreporter.line(seen, yellow=True)
     if left := config.stash.get(_LEFT, []):
         terminalreporter.section("left on the machine by this run", red=True)
         for line in left:

@@ -2,7 +2,8 @@
 
 A test launches if it uses a caller fixture or the leak check of the whole machine, needs something of the
 machine, or is marked `launches`. A test might launch without declaring it. So no process of a quick run can
-make a namespace, which every launch does: a test that tries gets EPERM and a note.
+make a namespace, which every launch does: a test that tries gets EPERM and a note. An emulator (qemu-user)
+has no seccomp filters: there the run only says so at its end.
 
 A quick run also uses a fifth of the hypothesis examples, and every run without `--all` at most 100 of each
 property.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import struct
 from collections.abc import Generator
@@ -29,6 +31,7 @@ _MARKS = ("launches", "machine", "needs")
 # All CLONE_NEW flags but that of time namespaces, which only unshare takes.
 _NEW_NAMESPACES = 0x7E020000
 _NEW_TIME = 0x80
+_PR_GET_SECCOMP = 21
 _PR_SET_SECCOMP = 22
 _PR_SET_NO_NEW_PRIVS = 38
 _SECCOMP_MODE_FILTER = 2
@@ -40,6 +43,12 @@ _NOTE = (
     "A quick run cannot make namespaces: the kernel returns EPERM."
     " If this test launches something, mark it @pytest.mark.launches"
 )
+
+_NO_FILTER = (
+    "Tests of this quick run could make namespaces: there are no seccomp filters here, as in an emulator."
+    " Whether a test launches something without saying so, a run on a real machine tells."
+)
+_IS_FILTERED = pytest.StashKey[bool]()
 
 
 def launches(item: pytest.Item) -> bool:
@@ -53,7 +62,14 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     # xdist workers inherit the filter.
     if config.getoption("--quick") and not hasattr(config, "workerinput"):
-        forbid_namespaces()
+        config.stash[_IS_FILTERED] = has_filters()
+        if has_filters():
+            forbid_namespaces()
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if not config.stash.get(_IS_FILTERED, True):
+        terminalreporter.line(_NO_FILTER, yellow=True)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -75,9 +91,15 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    if report.failed and item.config.getoption("--quick"):
+    if report.failed and item.config.getoption("--quick") and has_filters():
         report.sections.append(("--quick", _NOTE))
     return report
+
+
+@functools.cache
+def has_filters() -> bool:
+    """Whether a process here can have a seccomp filter. qemu-user refuses even to be asked."""
+    return bool(ctypes.CDLL(None).prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) >= 0)
 
 
 def forbid_namespaces() -> None:

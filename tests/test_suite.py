@@ -490,3 +490,32 @@ def test_an_unreachable_interpreter_is_named(tmp_path: Path) -> None:
     closed = next(path for path in reversed(python.parents) if not path.stat().st_mode & 0o001)
     assert f"not {python} (only its owner may enter {closed})" in said
     assert "no python3.13 with the same packages in /usr/bin" in said
+
+
+# --- What people have of the runner on the machine ---------------------------------------------------------
+
+LOOKS = """
+import os
+
+def test_looks() -> None:
+    print("found", os.listdir("/var/lib/runner"))
+    os.mkdir("/var/lib/runner/plugins")
+"""
+
+
+@pytest.mark.needs("root")
+def test_what_people_have_is_hidden(tmp_path: Path) -> None:
+    people = "mount --make-rprivate / && mount -t tmpfs none /var/lib && mkdir -p /var/lib/runner/store"
+    script = f'{people} && "$@"; status=$?; find /var/lib/runner; exit "$status"'
+    ended = []
+    for more in ((), ("--quick",), ("-n1",)):
+        argv = command(tmp_path / "hidden", LOOKS, "-rA", *more)
+        done = subprocess.run(["unshare", "--mount", "sh", "-c", script, "sh", *argv], **options())  # type: ignore[call-overload]
+        ended.append((done.returncode, "found []" in done.stdout, done.stdout.splitlines()[-2:]))
+    assert ended == [(0, True, ["/var/lib/runner", "/var/lib/runner/store"])] * 3
+    # The control: who cannot mount sees it, and is told.
+    refuse = f'{people} && exec setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin "$@"'
+    argv = ["unshare", "--mount", "sh", "-c", refuse, "sh", *command(tmp_path / "hidden", LOOKS, "-rA")]
+    done = subprocess.run(argv, **options())  # type: ignore[call-overload]
+    assert "found ['store']" in done.stdout
+    assert "tests see what people have in /var/lib/runner: [Errno 1]" in done.stdout

@@ -270,9 +270,12 @@ def test_an_update_asks_and_what_was_allowed_is_asked_again(
     shown = on_terminal(person, ("y", "y"), "wrap", file)
     assert "demo (demo) will be fetched from registry.example.com:80" in shown
     assert "] 1 of 1: demo (demo)" in shown and "installed demo 1.0.0" in shown and "Changed " in shown
-    assert person("allow", file, "--server", "demo", "--read", "/srv", "--yes").returncode == 0
+    data = person.home / "data"
+    data.mkdir()
+    person.give(data)
+    assert person("allow", file, "--server", "demo", "--read", data, "--yes").returncode == 0
     allowed = person("explain", file, "--server", "demo")
-    assert "/srv" in allowed.stdout
+    assert str(data) in allowed.stdout
     publish_npm(internet.registry, "demo", {**GOOD, "1.1.0": node_server("1.1.0")})
     asked = person("install", "--update", timeout=120)
     assert asked.returncode == 2 and "demo: 1.0.0 -> 1.1.0" in asked.stdout
@@ -281,7 +284,7 @@ def test_an_update_asks_and_what_was_allowed_is_asked_again(
     assert updated.returncode == 0, updated.stderr
     [row] = installed(person)
     assert row["versions"] == {"demo": "1.1.0"} and said(person, file, "demo").startswith("1.1.0")
-    assert "/srv" not in person("explain", file, "--server", "demo").stdout
+    assert str(data) not in person("explain", file, "--server", "demo").stdout
     assert len(os.listdir(Path(row["store"], "sets"))) == 1
 
 

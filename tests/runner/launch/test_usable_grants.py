@@ -74,8 +74,9 @@ def test_a_path_outside_of_the_cage_is_told_once(
         in explained.stdout
     )
     # The control: where the manifest asks for it and the policy lets it, nobody needs to be told.
-    shell(plugin_dir, write_file, "exit 0", "--db-path", "/srv", **asks(["/srv"]))
-    allowed = policy(runner_as, write_file, '[read]\nceiling = ["/srv"]\n')
+    data = str(write_file(plugin_dir / "data/file", "").parent)
+    shell(plugin_dir, write_file, "exit 0", "--db-path", data, **asks([data]))
+    allowed = policy(runner_as, write_file, f'[read]\nceiling = ["{data}"]\n')
     said, written = report(runner_as, "--policy", allowed, manifest)
     assert (said.stderr, written["notes"]) == ("", [])
     assert "It would be launched.\n" in runner_as("explain", "--policy", allowed, manifest).stdout
@@ -147,9 +148,10 @@ def test_call_and_tools_tell_it_too(
 def test_a_missing_path_is_reported_and_told_where_the_plugin_fails(
     runner_as: Caller, plugin_dir: Path, write_file: Write
 ) -> None:
-    words = asks([{"path": "/srv/nowhere", "optional": True}])
-    allowed = policy(runner_as, write_file, '[read]\nceiling = ["/srv"]\n')
-    told = "/srv/nowhere, which the manifest asks for, does not exist on this machine"
+    nowhere = str(plugin_dir / "nowhere")
+    words = asks([{"path": nowhere, "optional": True}])
+    allowed = policy(runner_as, write_file, f'[read]\nceiling = ["{plugin_dir}"]\n')
+    told = f"{nowhere}, which the manifest asks for, does not exist on this machine"
     for status in (0, 3):
         manifest = shell(plugin_dir, write_file, f"exit {status}", **words)
         said, written = report(runner_as, "--policy", allowed, manifest)
@@ -161,7 +163,7 @@ def test_a_missing_path_is_reported_and_told_where_the_plugin_fails(
     # Also where the policy would not have allowed it, had it been there.
     said, written = report(runner_as, manifest)
     assert told in said.stderr and [note["rule"] for note in written["notes"]] == ["missing"]
-    assert re.search("/srv/nowhere +skipped +does not exist here", runner_as("explain", manifest).stdout)
+    assert re.search(f"{nowhere} +skipped +does not exist here", runner_as("explain", manifest).stdout)
 
 
 # --- placeholders ------------------------------------------------------------------------------------------

@@ -102,9 +102,10 @@ def test_what_needs_its_name_on_the_host(package: Path, write_file: Write, kind:
 def rooted(write_file: Write) -> Iterator[Path]:
     """A package below a folder that only root can write: links in it are followed."""
     with tempfile.TemporaryDirectory(dir="/opt") as folder:
-        write_file(Path(folder) / "build" / "run", "#!/bin/sh\n", 0o755)
         Path(folder).chmod(0o755)
-        yield Path(folder)
+        write_file(Path(folder) / "package" / "build" / "run", "#!/bin/sh\n", 0o755)
+        write_file(Path(folder) / "beside" / "word", "not shown\n")
+        yield Path(folder) / "package"
 
 
 @pytest.mark.needs("root")
@@ -116,10 +117,10 @@ def test_a_part_that_is_a_link_within_the_folder(rooted: Path) -> None:
 
 
 @pytest.mark.needs("root")
-@pytest.mark.parametrize("target", ["/opt", "/srv", "../"])
+@pytest.mark.parametrize("target", ["{}/beside", "../beside", "../"])
 def test_a_part_that_leads_out_of_the_folder(rooted: Path, target: str) -> None:
     """Else a package could show itself every folder that is on no list."""
-    (rooted / "data").symlink_to(target)
+    (rooted / "data").symlink_to(target.format(rooted.parent))
     with pytest.raises(PlanRefused) as refused:
         cages.compiled(moved(rooted, command="build/run", root_parts=("build", "data")))
     assert [denial.rule for denial in refused.value.denials] == ["root_part"]
