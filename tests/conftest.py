@@ -235,6 +235,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(spread)
     # Orphans become children of this process instead of pid 1: so the leak check finds them, and only ours.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    os.umask(0o022)  # tests make folders for other users
 
 
 def _hide_what_people_have(config: pytest.Config) -> None:
