@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import signal
 import sysconfig
 from collections.abc import Mapping, Sequence
@@ -370,8 +371,9 @@ def apparmor_remedy() -> str:
     """The commands that load the shipped AppArmor profile for this installation."""
     folder = os.path.realpath(sysconfig.get_path("scripts"))
     installed = "/etc/apparmor.d/runner"
+    change = shlex.quote(f's|^@{{runner}} = .*|@{{runner}} = "{folder}"|')
     return (
-        f"as root: sed 's|^@{{runner}} = .*|@{{runner}} = {folder}|' {CODE_ROOT}/{PROFILE} > {installed}\n"
+        f"as root: sed {change} {shlex.quote(f'{CODE_ROOT}/{PROFILE}')} > {installed}\n"
         f"and load it: apparmor_parser -r {installed}\n"
         "It lets the command runner make user namespaces. A host that uses the library needs\n"
         "AppArmorProfile=runner in its unit, or aa-exec -p runner before its command"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import stat
 import subprocess
 from collections.abc import Callable
@@ -98,7 +99,7 @@ def test_a_later_mount_of_the_host_does_not_appear_inside(
         write_file,
         "cd $RUNNER_STATE_DIR; mkfifo go; echo > ready; read x < go; ls " + str(plugin / "later"),
     )
-    command = " ".join(runner_as_root.command("exec", "--state-dir", state, plugin))
+    command = shlex.join(runner_as_root.command("exec", "--state-dir", state, plugin))
     script = f"""
 mount --make-rshared /
 {command} > {plugin_dir}/out 2>&1 < /dev/null &

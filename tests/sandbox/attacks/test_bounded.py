@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 
@@ -47,7 +48,7 @@ def test_a_program_that_does_not_exist() -> None:
 
 
 def test_processes_that_were_left_behind_are_found_and_ended(nothing_left: None) -> None:
-    daemon = f"{sys.executable} -c 'import time; time.sleep(60)' {LEFT}"
+    daemon = shlex.join((sys.executable, "-c", "import time; time.sleep(60)", LEFT))
     found = bounded("60", "sh", "-c", f"setsid {daemon} & echo started")
     assert found == [8, 0, "", True, ""]
 

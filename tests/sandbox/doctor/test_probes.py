@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -301,11 +302,12 @@ def test_no_mechanism_is_named_if_all_steps_work() -> None:
 
 def test_the_apparmor_profile_is_shipped_with_the_commands_that_load_it() -> None:
     commands = apparmor_remedy()
-    assert f"{ROOT}/{PROFILE}" in commands and "apparmor_parser -r /etc/apparmor.d/runner" in commands
+    assert shlex.quote(f"{ROOT}/{PROFILE}") in commands
+    assert "apparmor_parser -r /etc/apparmor.d/runner" in commands
     script = commands.partition("as root: ")[2].partition(" > ")[0]
     made = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, check=True).stdout
     folder = os.path.realpath(sysconfig.get_path("scripts"))
-    assert f"@{{runner}} = {folder}\n" in made and os.path.exists(f"{folder}/runner")
+    assert f'@{{runner}} = "{folder}"\n' in made and os.path.exists(f"{folder}/runner")
     assert "profile runner @{runner}/runner{,-console} flags=(unconfined) {\n  userns,\n" in made
 
 

@@ -177,7 +177,9 @@ for line in sys.stdin:
 @pytest.fixture
 def program(plugin_dir: Path, write_file: Write, runner_as: Caller) -> Path:
     """`runner` as an installation has it: a script of that name."""
-    script = f"#!{runner_as.python[0]}\nfrom runner.cli import entry\nentry()\n"
+    # As pip writes it for an interpreter whose path has a space: a shell's command, and a string in Python.
+    start = f"#!/bin/sh\n'''exec' '{runner_as.python[0]}' \"$0\" \"$@\"\n' '''\n"
+    script = f"{start}from runner.cli import entry\nentry()\n"
     return write_file(plugin_dir / "bin/runner", script, 0o755)
 
 
