@@ -6,6 +6,7 @@ more, as a control, under the share that a policy has by itself.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from typing import Any
 
@@ -145,7 +146,7 @@ sys.stdin.read()
     [
         pytest.param(
             CONNECTIONS.format(count=10, close=False),
-            lambda: share(8 * MIB // 4096, SOCKET_PAGES),
+            lambda: share(8 * MIB // mmap.PAGESIZE, SOCKET_PAGES),
             "KiB in sockets, of ",
             id="socket memory",
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import mmap
 import os
 import subprocess
 from collections.abc import Iterator
@@ -56,7 +57,7 @@ OPEN = "fd = deleted()\nready()"
 READ_ONLY = "named(); fd = os.open('gone', os.O_RDONLY); os.close(3); os.unlink('gone')\nready()"
 NEVER_NAMED = "fd = os.open('.', os.O_TMPFILE | os.O_RDWR)\nos.write(fd, b'x' * (1 << 20))\nready()"
 MAPPED = "fd = deleted()\nmapped(fd)\nos.close(fd)\nready()"
-MAPPED_IN_PART = MAPPED.replace("mapped(fd)", "mapped(fd, 4096)")
+MAPPED_IN_PART = MAPPED.replace("mapped(fd)", f"mapped(fd, {mmap.PAGESIZE})")
 INHERITED = "fd = deleted()\nif os.fork():\n    os.close(fd)\n    time.sleep(600)\nready()"
 # CLONE_FILES: from then on the thread has a table of its own.
 THREAD = "def act():\n    libc.unshare(0x400)\n    deleted()\n    ready()\nthread(act)\ntime.sleep(600)"
@@ -272,4 +273,4 @@ def test_without_root_a_mapping_is_estimated_by_its_length(runner_as_user: Calle
         assert file["device"] is None and file["taken"] == MIB
     with holder(MAPPED_IN_PART, place, runner_as_user.prefix) as pids:
         [file] = found_in(place, elsewhere.run(runner_as_user, searched, pids))
-        assert file["device"] is None and file["taken"] == 4096
+        assert file["device"] is None and file["taken"] == mmap.PAGESIZE
