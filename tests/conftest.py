@@ -75,6 +75,10 @@ _VANISH_SECONDS = 30.0 * _PATIENCE
 _PR_SET_CHILD_SUBREAPER = 36
 
 
+# What changes the runner, Python, git, widths, colours or messages.
+_OF_AN_ACCOUNT = re.compile(
+    r"(RUNNER_(?!TEST_|SOAK_)|XDG_(?!RUNTIME_DIR)|PYTHON|GIT_|LC_|(LANGUAGE|COLUMNS|LINES|NO_COLOR|FORCE_COLOR)$)"
+)
 # What people have on this machine that could not be hidden from the tests, and why.
 _SEEN = pytest.StashKey[str]()
 
@@ -228,6 +232,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     if _is_first_process(config):  # xdist workers inherit the mounts, and a quick run cannot make them later
         _hide_what_people_have(config)
+    _forget_the_account()
     config.pluginmanager.register(bounds)
     config.pluginmanager.register(template)
     config.pluginmanager.register(quick)
@@ -235,6 +240,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(spread)
     # Orphans become children of this process instead of pid 1: so the leak check finds them, and only ours.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _forget_the_account() -> None:
+    """Tests that use the environment of this process do not depend on whose it is."""
+    for name in filter(_OF_AN_ACCOUNT.match, list(os.environ)):
+        del os.environ[name]
+    os.environ["LANG"] = "C.UTF-8"  # other programs' messages
     os.umask(0o022)  # tests make folders for other users
 
 
