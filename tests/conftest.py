@@ -247,6 +247,9 @@ def _forget_the_account() -> None:
     for name in filter(_OF_AN_ACCOUNT.match, list(os.environ)):
         del os.environ[name]
     os.environ["LANG"] = "C.UTF-8"  # other programs' messages
+    if any(name.lower() in ("http_proxy", "https_proxy", "all_proxy") for name in os.environ):
+        for name in ("no_proxy", "NO_PROXY"):  # servers of tests are on this machine
+            os.environ[name] = ",".join(filter(None, (os.environ.get(name), "localhost,127.0.0.1,::1")))
     os.umask(0o022)  # tests make folders for other users
 
 
