@@ -60,7 +60,7 @@ class Host:
         start = "import sys; del sys.argv[0]; from runner.cli import entry; entry()\n"
         start = f"import sys; sys.path[:0] = {caller.environ['PYTHONPATH'].split(':')!r}\n{start}"
         write_file(folder / "bin/start.py", start)
-        words = f'exec {caller.python[0]} -I "{folder}/bin/start.py" "$0" "$@"'
+        words = f'exec "{caller.python[0]}" -I "{folder}/bin/start.py" "$0" "$@"'
         self.runner = write_file(folder / "bin/runner", f"#!{folder}/bin/sh\n{words}\n", 0o755)
         self.server = self.add_server("server")
         caller.give(folder)
@@ -580,7 +580,7 @@ def test_a_link_of_the_project_is_not_this_runner(host: Host) -> None:
     venv = host.runner.parent.parent
     host.write_file(venv / "pyvenv.cfg", "")
     (host.runner.parent / "start.py").rename(host.runner.parent / "runner-start")
-    words = f'#!/bin/sh\nshift 2; exec {host.caller.python[0]} -I "$@"\n'
+    words = f'#!/bin/sh\nshift 2; exec "{host.caller.python[0]}" -I "$@"\n'
     host.write_file(host.runner.parent / "python", words, 0o755)
     link, marker = host.project / "bin/runner", host.project / "marker"
     host.write_file(host.project / "pyvenv.cfg", "")

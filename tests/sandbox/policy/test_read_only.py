@@ -96,12 +96,12 @@ cd {tmp_path} && mkdir m bound && mount -t tmpfs -o mode=777 none m && mkdir m/.
 echo [] > m/..1/approval && ln -s ..data/approval m/approval
 echo 'version = 1' > m/..1/policy.toml && ln -s ..1 m/..data && ln -s ..data/policy.toml m/policy.toml
 chown -R {SPARE_UID}:{SPARE_UID} m/..1 && mount --bind m bound
-ask() {{ {sys.executable} -c '
+ask() {{ "{sys.executable}" -c '
 import sys
 sys.path.insert(0, "{ROOT}")
 from sandbox.policy.load import trust_fault
 print(trust_fault(sys.argv[1]))' $1; }}
-read() {{ {sys.executable} -c '
+read() {{ "{sys.executable}" -c '
 import sys
 sys.path.insert(0, "{ROOT}")
 from runner.approvals import files
