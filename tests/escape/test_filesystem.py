@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import USER_UID
-from tests.escape.cage import ProbeCage, sandbox_table
+from tests.escape.cage import AttackResult, ProbeCage, sandbox_table
 from tests.escape.conftest import SECRET
 from tests.tables import one_case
 
@@ -270,6 +270,37 @@ def test_a_folder_beside_a_denied_one_is_granted(cage: ProbeCage, denied: Path) 
     # The default policy does not grant it.
     refused = cage.attack("read", f"{notes}/text", tables=sandbox_table(read=[str(notes)]))
     assert refused.code == REFUSED
+
+
+def test_tokens_of_assistants_and_backups_of_configurations_are_denied(
+    cage: ProbeCage, write_file: Callable[..., Path]
+) -> None:
+    """The control is a folder beside the tokens, which a contract gives."""
+    home = cage.caller.home
+    home.chmod(0o755)
+    backups = Path(cage.caller.environ["XDG_STATE_HOME"]) / "runner/backups"
+    tokens = (
+        write_file(home / ".claude/.credentials.json", SECRET),
+        write_file(home / ".claude.json", SECRET),
+        write_file(home / ".codex/auth.json", SECRET),
+        write_file(home / ".gemini/oauth_creds.json", SECRET),
+        write_file(home / ".cursor/mcp.json", SECRET),
+        write_file(backups / "mcp.json-1", SECRET),
+        write_file(home / ".local/state/runner/backups/mcp.json-1", SECRET),
+    )
+    log = write_file(home / ".claude/projects/log", "harmless")
+    cage.caller.give(home)
+
+    def read(path: Path, asked: Path) -> AttackResult:
+        tables = sandbox_table(read=[str(asked)])
+        return cage.attack("read", str(path), tables=tables, options=["--policy", "dev"])
+
+    assert read(log, log.parent).done == "harmless"
+    for path in tokens:
+        for asked in (path, path.parent):
+            answer = read(path, asked)
+            assert (answer.code, answer.out) == (REFUSED, ""), asked
+            assert "denylist" in answer.err, answer.err
 
 
 @pytest.mark.needs("root")
