@@ -350,8 +350,31 @@ def test_a_mount_of_a_denied_folder_is_denied(
         f"cd '{denied.parent}' && "
         + overlay("lowerdir=denied/keys:notes").replace("denied/", f"{denied.name}/")
     )
-    assert relative.returncode == REFUSED and "relative layer path" in relative.stderr, relative
-    for mount in (f"mount --bind '{notes}' '{alias}'", overlay(f"lowerdir={notes}:{work}/work")):
+    assert relative.returncode == REFUSED and "a relative path" in relative.stderr, relative
+    # The kernel keeps the name that a layer was mounted by: a link that is gone or leads there, a bind mount
+    # that is gone, a descriptor of the process that mounted it.
+    link, bound = denied.parent / "to-keys", denied.parent / "bound"
+    bound.mkdir()
+    make_link = f"ln -sfn '{denied}/keys' '{link}'"
+    for mount, reason in (
+        (f"{make_link}; {overlay(f'lowerdir={link}:{notes}')}", "it is a mount of something that"),
+        (f"{make_link}; {overlay(f'lowerdir={link}:{notes}')}; rm '{link}'", "not there under its name"),
+        (
+            f"mount -B '{denied}/keys' '{bound}'; {overlay(f'lowerdir={bound}:{notes}')}; umount '{bound}'",
+            "shows 'id', which none of its layers has",
+        ),
+        (
+            f"exec 9<'{denied}/keys'; {overlay(f'lowerdir=/proc/self/fd/9:{notes}')}; exec 9<'{notes}'",
+            "not there under its name",
+        ),
+    ):
+        refused = ran(mount)
+        assert refused.returncode == REFUSED and reason in refused.stderr, (mount, refused)
+    for mount in (
+        f"mount --bind '{notes}' '{alias}'",
+        overlay(f"lowerdir={notes}:{work}/work"),
+        f"ln -sfn '{notes}' '{link}'; " + overlay(f"lowerdir={link}:{work}/work"),
+    ):
         harmless = ran(f"cp '{notes}/text' '{notes}/id'; {mount}")
         assert "harmless" in harmless.stdout, (mount, harmless)
 
