@@ -262,6 +262,8 @@ REFUSED = [
     Row("pselect6", "1025,0,0,0,buf,0", "EINVAL"),
     Row("fcntl", "0,1024,1", "EPERM"),  # F_SETLEASE, on a file that is somebody else's: EACCES
     Row("fcntl", "0,1026,0", "EPERM"),  # F_NOTIFY
+    Row("fcntl", "0,4,0x2800", "EPERM"),  # F_SETFL with O_ASYNC
+    Row("ioctl", "0,0x5452,buf", "EPERM"),  # FIOASYNC
 ]
 
 # The strict profile refuses the families instead. Not every kernel has these protocols.
@@ -294,6 +296,7 @@ ALLOWED = [
     Row("setsockopt", "-1,1,2,buf,4096", "EBADF"),
     Row("pselect6", "1024,0,0,0,buf,0", "ok"),
     Row("openat", "-1,path,0,04755", "ENOENT"),  # nothing is made
+    Row("fcntl", "0,4,0x800", "ok"),  # F_SETFL with O_NONBLOCK
 ]
 
 SOCKETS = [
