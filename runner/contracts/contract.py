@@ -312,6 +312,7 @@ class HostPlaces(NamedTuple):
     system: tuple[str, ...] = ()  # absolute
     variables: tuple[str, ...] = ()  # of the environment, whose values are further places
     project: tuple[GuardedName, ...] = ()  # at the top of a project; read-only in a folder that is writable
+    tokens: tuple[str, ...] = ()  # files with tokens, below a home. No plugin may read them either
 
 
 class HostFile(NamedTuple):

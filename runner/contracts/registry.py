@@ -107,6 +107,7 @@ def all_host_places() -> HostPlaces:
         tuple(place for places in each for place in places.system),
         tuple(name for places in each for name in places.variables),
         tuple(name for places in each for name in places.project),
+        tuple(place for places in each for place in places.tokens),
     )
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 
 from runner.approvals.record import approvals_folder
+from runner.contracts.contract import HostPlaces
 from runner.contracts.registry import all_host_places
 from runner.install.roots import store_root
 from runner.launch.command import environ_of_host
@@ -13,8 +14,7 @@ from runner.launch.stages import Decided
 from runner.plugin import Plugin
 from sandbox import CODE_ROOT, cache, look
 from sandbox.identity.host_side import host_sides
-from sandbox.identity.state import IMPORTED, PACKAGES, UNPACKED, state_root
-from sandbox.identity.uid_range import RESERVATIONS
+from sandbox.identity.state import IMPORTED, UNPACKED, state_root, users_state
 from sandbox.paths.denied_paths import lexical_fault, normal
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.executable import follow
@@ -36,35 +36,36 @@ def make_denylist(
     # The runner's own environment and, for a wrapped entry, the environment of its host.
     environs = (environ, environ_of_host(decided.loaded.invocation.command, environ))
     stores = tuple(dict.fromkeys(look.realpath(store_root(each)) for each in environs))
+    places = all_host_places()
     return Denylist(
         mounts,
         homes=decided.homes,
+        tokens=tuple(place for each in environs for place in _in_homes(decided, places.tokens, each)),
         policy=decided.policy.deny,
         runner=tuple(dict.fromkeys(p for each in environs for p in _own_places(each, decided.homes))),
         # Sets of packages are code that every other server of the person starts from.
         protected=(*_own_code(bwrap), *stores),
         deciding=(
             *_deciding_files(decided.loaded.plugin, decided.policy),
-            *(place for each in environs if hosts for place in _host_places(decided, each)),
+            *(place for each in environs if hosts for place in _host_places(decided, places, each)),
         ),
         storage=() if state_dir is None else (host_sides(state_dir),),
         copy=decided.copy or _unpacked(decided.loaded.plugin.root, environ) or _own_set(decided, stores),
         runtime_dir=environs[1].get("XDG_RUNTIME_DIR"),
-        guarded=all_host_places().project if hosts else (),
+        guarded=places.project if hosts else (),
     )
 
 
 def _own_places(environ: Mapping[str, str], homes: Sequence[str]) -> tuple[str, ...]:
     """The runner's own folders; the first holds the state directories."""
     root = state_root(environ)
-    beside = [os.path.join(os.path.dirname(root), name) for name in (PACKAGES, UNPACKED, IMPORTED)]
-    places = [root, *beside, *cache.every_directory(homes)]
+    # Beside the state directories are copies of packages, the daemon's ledger, and backups of configurations.
+    places = [root, os.path.dirname(root), users_state(environ), *cache.every_directory(homes)]
     if (approvals := approvals_folder(environ)) is not None:
         places.append(os.path.dirname(approvals))
-    # Entries that `runner wrap` wrote have theirs there, whatever XDG_CONFIG_HOME says.
-    places += [os.path.join(home, ".config/runner") for home in homes]
-    if os.geteuid() == 0:
-        places += [os.path.dirname(RESERVATIONS), RESERVATIONS]
+    # Entries that `runner wrap` wrote have theirs there, whatever XDG_CONFIG_HOME and XDG_STATE_HOME say.
+    always = (".config/runner", ".local/state/runner")
+    places += [os.path.join(home, name) for home in homes for name in always]
     return tuple(dict.fromkeys(look.realpath(place) for place in places))
 
 
@@ -105,14 +106,20 @@ def writes_outside(decided: Decided) -> bool:
     return any(path.access == "write" and path.origin != "state" for path in decided.grant.paths)
 
 
-def _host_places(decided: Decided, environ: Mapping[str, str]) -> tuple[str, ...]:
+def _in_homes(decided: Decided, names: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """These names in each home, and those below .config also below $XDG_CONFIG_HOME."""
+    found = [os.path.join(home, name) for home in decided.homes for name in names]
+    base = environ.get("XDG_CONFIG_HOME", "")
+    if base.startswith("/") and lexical_fault(base) is None:
+        found += [
+            os.path.join(base, name.removeprefix(".config/")) for name in names if name.startswith(".config/")
+        ]
+    return found
+
+
+def _host_places(decided: Decided, places: HostPlaces, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Where hosts have the programs they run, under every name."""
-    places = all_host_places()
-    found = [os.path.join(home, place) for home in decided.homes for place in places.home]
-    if (base := environ.get("XDG_CONFIG_HOME", "")).startswith("/"):
-        inside = [place.removeprefix(".config/") for place in places.home if place.startswith(".config/")]
-        found += [os.path.join(base, place) for place in inside]
-    found += places.system
+    found = [*_in_homes(decided, places.home, environ), *places.system]
     found += [named for name in places.variables if (named := environ.get(name, "")).startswith("/")]
     usable = [normal(place) for place in found if lexical_fault(place) is None]
     return tuple(dict.fromkeys(place for place in usable if place != "/"))

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 
+from sandbox.spawn.priority import take_ordinary_priority
+from sandbox.speed.libc import open_libc
 from sandbox.speed.signals import signal
 from sandbox.speed.typed import Callable
 
@@ -21,6 +23,7 @@ def fork_beside(run: Callable[[], None], ours: tuple[int, ...], forget: Callable
             try:
                 for fd in ours:
                     os.close(fd)
+                take_ordinary_priority(open_libc())  # what it does, the plugin asks for
                 if forget is not None:
                     forget()
                 run()

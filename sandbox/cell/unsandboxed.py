@@ -21,6 +21,8 @@ from sandbox.plan.plan import LaunchPlan
 from sandbox.spawn.init import fork_into, join_cgroups, require_membership, set_rlimits
 from sandbox.spawn.launcher import ExecReport, failure_report, read_report
 from sandbox.spawn.order import CgroupHandles
+from sandbox.spawn.priority import take_ordinary_priority
+from sandbox.speed.libc import open_libc
 from sandbox.speed.typed import Iterator
 
 _PASSES = 200  # over the process tree; each finds what was forked during the one before
@@ -197,6 +199,7 @@ def _exec_program(
             if fd != number:
                 os.dup2(fd, number)
         set_rlimits(bounds.rlimits)
+        take_ordinary_priority(open_libc())
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTIN, signal.SIGTTOU):
             signal.signal(number, signal.SIG_DFL)
         # Not only up to the soft limit: it may have been lowered while descriptors above it were open.

@@ -16,7 +16,7 @@ class Dial:
     """Connection attempts to the addresses of one host. Calls `done` once, after the constructor has
     returned: with a connected socket and its address, or with None and the reason the last attempt failed."""
 
-    __slots__ = ("_attempts", "_done", "_left", "_loop", "_port", "_reason", "_timer")
+    __slots__ = ("_again", "_attempts", "_done", "_left", "_loop", "_port", "_reason", "_started", "_timer")
 
     def __init__(
         self,
@@ -24,8 +24,12 @@ class Dial:
         addresses: Sequence[str],
         port: int,
         done: Callable[[socket.socket | None, str], None],
+        again: Callable[[], None],
     ) -> None:
+        """`again`: called for each attempt but the first."""
         self._loop = loop
+        self._again = again
+        self._started = False
         self._left = list(addresses[:MOST_DIALLED])
         self._port = port
         self._done: Callable[[socket.socket | None, str], None] | None = done
@@ -44,6 +48,9 @@ class Dial:
         self._loop.cancel(self._timer)
         while self._left:
             address = self._left.pop(0)
+            if self._started:
+                self._again()
+            self._started = True
             if self._dial(address):
                 if self._left:
                     self._timer = self._loop.call_later(_NEXT_SECONDS, self._dial_next)

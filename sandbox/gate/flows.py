@@ -23,7 +23,9 @@ from sandbox.network.rules import HostRule, judge
 from sandbox.speed.typed import Callable, Iterator, Sequence
 from sandbox.speed.value import NamedTuple
 
-_CONNECTIONS_PER_SECOND = 1000
+# New connections, and attempts to dial. The host may track each for two minutes (SYN_SENT, TIME_WAIT), in a
+# table that all of its programs share: mostly 262,144 entries. So one plugin takes 13,000 at most.
+_NEW_AT_ONCE, _NEW_PER_SECOND = 1000, 100
 _MOST_AT_ONCE = 64  # connections, before other events have their turn
 _MOST_WAITING = 4096  # connections accepted from one listener after the plugin has ended
 _READ_BYTES = 4096
@@ -74,7 +76,7 @@ class Flows:
         sockets += [(listener, True) for listener in redirected]
         self._listeners = sockets
         fds = tuple(listener.fileno() for listener, _ in sockets)
-        self._rate_limiter = RateLimiter(self.loop, _CONNECTIONS_PER_SECOND, fds)
+        self._rate_limiter = RateLimiter(self.loop, _NEW_PER_SECOND, fds, _NEW_AT_ONCE)
         for listener, is_redirected in sockets:
             listener.setblocking(False)
             self.loop.watch(listener.fileno(), READ, self._acceptor(listener, is_redirected))
@@ -127,6 +129,11 @@ class Flows:
             if client is None:
                 return
             self._take(client, redirected)
+
+    def count_attempt(self) -> None:
+        """Count an attempt to dial beside the first of a connection."""
+        assert self._rate_limiter is not None
+        self._rate_limiter.count()
 
     def may_be_private(self, address: str, port: int) -> bool:
         """Whether a private address may be dialled: the policy allows it for names, or a rule names the
@@ -319,7 +326,9 @@ class Flow:
             more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
             self._note = refused[0] + more
         if vetted:
-            self._dial = Dial(self._flows.loop, vetted, self._target.port, self._on_dialled)
+            self._dial = Dial(
+                self._flows.loop, vetted, self._target.port, self._on_dialled, self._flows.count_attempt
+            )
         else:
             self._finish("refused", self._note)
 

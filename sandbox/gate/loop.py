@@ -149,37 +149,39 @@ def accept(listener: socket.socket) -> socket.socket:
 
 
 class RateLimiter:
-    """Stops reading from some descriptors after so many events per second. It bounds the processor time that
-    a plugin can cause in the gate, also where the plugin has no cpu limit (CpuLimiter in gate.py)."""
+    """Stops reading from some descriptors after so many events at once, and then lets so many through each
+    second. It bounds the processor time that a plugin can cause in the gate, also where the plugin has no cpu
+    limit (CpuLimiter in gate.py)."""
 
-    def __init__(self, loop: Loop, per_second: int, fds: tuple[int, ...]) -> None:
+    def __init__(self, loop: Loop, per_second: int, fds: tuple[int, ...], at_once: int = 0) -> None:
+        """`at_once`: 0 for as many as in a second."""
         self._loop = loop
         self._per_second = per_second
         self._fds = fds
-        self._second = loop.now
-        self._count = 0
+        self._most = self._room = float(at_once or per_second)
+        self._since = loop.now
         self._on = False
 
     def count(self) -> bool:
-        """Count one event. Returns whether to stop reading: the descriptors are not watched until the second
-        is over."""
+        """Count one event. Returns whether to stop reading: the descriptors are not watched until there is
+        room again."""
         now = self._loop.now
-        if now - self._second >= 1.0:
-            self._second, self._count = now, 0
-        self._count += 1
-        if self._count >= self._per_second:
+        self._room = min(self._most, self._room + (now - self._since) * self._per_second) - 1
+        self._since = now
+        if self._room < 1:
             self.pause()
         return self._on
 
     def pause(self) -> None:
-        """Do not watch the descriptors for the rest of the second."""
+        """Do not watch the descriptors for a second, or longer if more was counted than there was room
+        for."""
         if not self._on:
             self._on = True
             for fd in self._fds:
                 self._loop.change(fd, 0)
-            self._loop.call_later(max(0.0, min(1.0, self._second + 1.0 - self._loop.now)), self._release)
+            self._loop.call_later(max(1.0, (1 - self._room) / self._per_second), self._release)
 
     def _release(self) -> None:
-        self._on, self._second, self._count = False, self._loop.now, 0
+        self._on = False
         for fd in self._fds:
             self._loop.change(fd, READ)

@@ -98,11 +98,16 @@ def state_root(environ: Mapping[str, str]) -> str:
     """The default folder of state directories."""
     if os.geteuid() == 0:
         return "/var/lib/runner/plugins"
+    return os.path.join(users_state(environ), "plugins")
+
+
+def users_state(environ: Mapping[str, str]) -> str:
+    """Where the runner keeps what belongs to its caller, also if that is root."""
     # By its specification a relative XDG_STATE_HOME is ignored.
     base = environ.get("XDG_STATE_HOME", "")
     if not base.startswith("/"):
         base = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local/state")
-    return os.path.join(base, "runner/plugins")
+    return os.path.join(base, "runner")
 
 
 def real_state_dir(path: str, *, follow: Follow = "system") -> str:

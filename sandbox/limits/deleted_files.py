@@ -31,8 +31,8 @@ class DeletedFile(NamedTuple):
 
 class DeletedFiles(NamedTuple):
     files: tuple[DeletedFile, ...]
-    # There may be files that we cannot see: held by a descriptor in transit through a socket, by an io_uring,
-    # or by a process that we may not inspect.
+    # There may be files that we cannot see: held by a descriptor in transit through a socket, or by a process
+    # that we may not inspect. (An io_uring could hold some too, but no filter lets a plugin make one.)
     unseen: bool
     blind: bool  # we may inspect none of the processes
 
@@ -119,8 +119,6 @@ class _DeletedFileSearch:
                     self._add(status, _read_link(link))
             elif kind == stat.S_IFSOCK:
                 self.unseen = self.unseen or _carries_descriptors(f"{thread}/fdinfo/{name}")
-            elif kind == 0:
-                self.unseen = self.unseen or _read_link(link) == "anon_inode:[io_uring]"
 
     def _mappings(self, pid: int, thread: str) -> Generator[None, None, bool]:
         """Add deleted files that are mapped. Returns whether the thread shows any mapping."""

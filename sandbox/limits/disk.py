@@ -26,8 +26,8 @@ for at least 4 KiB; mounts and subvolumes below; files that were deleted and are
 folder that cannot be measured (with a directory that only the plugin can open, or nested too deep) counts as
 full.
 
-Invisible are deleted files whose descriptors wait in a unix socket, or belong to an io_uring or to a process
-that the runner may not inspect. If such things exist for half a second without a break, all space that the
+Invisible are deleted files whose descriptors wait in a unix socket, or belong to a process that the runner
+may not inspect. If such things exist for half a second without a break, all space that the
 filesystem has lost for no visible reason counts as the plugin's. If the runner may inspect no process (root
 in a container without CAP_SYS_PTRACE), deleted files do not count at all, and `blind` is true.
 """

@@ -25,6 +25,7 @@ def rlimits(
     found = [
         _both(resource.RLIMIT_CORE, 0),
         _both(resource.RLIMIT_RTPRIO, 0),
+        _both(resource.RLIMIT_NICE, 0),
         _both(resource.RLIMIT_SIGPENDING, 1024),
         _both(resource.RLIMIT_MSGQUEUE, limits.message_queues or 0),
         _both(resource.RLIMIT_MEMLOCK, limits.locked_memory or 64 << 10),

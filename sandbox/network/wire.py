@@ -5,7 +5,7 @@ from __future__ import annotations
 from sandbox.speed.typed import Any
 
 # From linux/netlink.h.
-NLM_F_REQUEST, NLM_F_ACK, NLM_F_REPLACE, NLM_F_CREATE = 1, 4, 0x100, 0x400
+NLM_F_REQUEST, NLM_F_ACK, NLM_F_REPLACE, NLM_F_CREATE, NLM_F_APPEND = 1, 4, 0x100, 0x400, 0x800
 
 
 def encode_message(

@@ -56,15 +56,69 @@ _USUAL_HOME_PATHS: tuple[str, ...] = (
 )
 
 
+# Assistants keep tokens in the files below, and copies of them in these few folders: sign-ins, the `env` of
+# every server in a configuration, what was typed. The files are named and not their folders: plugins
+# live there (~/.claude/plugins, ~/.gemini/extensions), and a contract gives ~/.claude/projects and
+# ~/.codex/sessions. The folders themselves are never given: they contain one of these. The launch adds the
+# configurations of hosts (runner/contracts).
+_ASSISTANT_PATHS: tuple[str, ...] = (
+    ".claude.json",
+    ".claude.json.backup",
+    ".claude/.credentials.json",
+    ".claude/settings.json",
+    ".claude/settings.local.json",
+    ".claude/history.jsonl",
+    ".claude/backups",  # of .claude.json
+    ".claude/ide",  # tokens of the editors that run
+    ".claude/session-env",
+    ".claude/shell-snapshots",
+    ".config/Claude/config.json",
+    ".config/Claude/Cookies",
+    ".codex/auth.json",
+    ".codex/.credentials.json",
+    ".codex/config.toml",
+    ".codex/history.jsonl",
+    ".gemini/oauth_creds.json",
+    ".gemini/gemini-credentials.json",
+    ".gemini/settings.json",
+    ".gemini/.env",
+    ".qwen/oauth_creds.json",
+    ".qwen/settings.json",
+    ".qwen/.env",
+    ".config/cursor/auth.json",
+    ".config/github-copilot",
+    ".copilot/config.json",
+    ".continue/config.yaml",
+    ".continue/config.json",
+    ".continue/.env",
+    ".config/goose/config.yaml",
+    ".config/goose/secrets.yaml",
+    ".local/share/opencode/auth.json",
+    ".config/opencode/opencode.json",
+    ".config/opencode/opencode.jsonc",
+    ".aider.conf.yml",
+    ".aider/oauth-keys.env",
+)
+
+
 # … and the others.
 HOME_PATHS: tuple[str, ...] = (
     *_USUAL_HOME_PATHS,
+    *_ASSISTANT_PATHS,
+    ".local/state/runner/backups",  # of the configurations that `runner wrap` changed
     ".azure",
     ".config/gcloud",
     ".config/rclone",
     ".config/containers/auth.json",
+    ".config/glab-cli",
+    ".config/hub",
+    ".cache/huggingface/stored_tokens",
+    ".cache/huggingface/token",
+    ".databrickscfg",
+    ".gem/credentials",
     ".git-credentials",
     ".pypirc",
+    ".yarnrc.yml",
     ".pgpass",
     ".my.cnf",
     ".vault-token",

@@ -132,15 +132,16 @@ class Denylist:
         deciding: Iterable[str] = (),
         storage: Iterable[str] = (),
         runtime_dir: str | None = None,
+        tokens: Iterable[str] = (),
         copy: str = "",
         guarded: Iterable[GuardedName] = (),
     ) -> None:
         """`policy` and `runner` are denied like the constants; the first of `runner` is the folder of state
         directories. `protected` (the runner's own code, bwrap) and `deciding` (manifest and policy) are
         denied only for writing. `storage` (what hosts store for plugins) is denied like the constants, but a
-        folder that contains it may be read. `runtime_dir` is $XDG_RUNTIME_DIR. `copy`: a folder below one of
-        `runner` that the plugin may read: the checked copy of its package. `guarded`: names that stay
-        read-only in a writable folder."""
+        folder that contains it may be read. `tokens`: more files with credentials in homes. `runtime_dir` is
+        $XDG_RUNTIME_DIR. `copy`: a folder below one of `runner` that the plugin may read: the checked copy of
+        its package. `guarded`: names that stay read-only in a writable folder."""
         self.mounts = mounts
         self.guarded = tuple(guarded)
         self.guarded_names = frozenset(each.name for each in self.guarded)
@@ -150,6 +151,7 @@ class Denylist:
         entries = [Entry(path, "host") for path in HOST_PATHS]
         entries += [Entry(path, "cgroups") for path in _cgroup_places(mounts)]
         entries += _entries("home", home_paths(homes))
+        entries += _entries("home", map(normal, tokens))
         entries += [Entry(path, "sockets") for path in SOCKET_PATHS]
         if runtime_dir and lexical_fault(runtime_dir) is None and normal(runtime_dir) != "/":
             entries.append(Entry(normal(runtime_dir), "sockets"))

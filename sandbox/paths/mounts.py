@@ -7,10 +7,12 @@ an unprivileged process can read these.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 
 from sandbox import look
-from sandbox.speed.typed import Iterable, Iterator, Sequence
+from sandbox.speed.typed import Callable, Collection, Iterable, Iterator, Sequence
 from sandbox.speed.value import NamedTuple
 
 MOUNTINFO = "/proc/self/mountinfo"
@@ -79,10 +81,25 @@ class Mount(NamedTuple):
 class Mounts:
     """The mount table at one moment. Immutable: later mounts are not in it."""
 
-    __slots__ = ("_by_device", "_by_id", "_by_point", "_layers", "all", "devices", "overlays")
+    __slots__ = (
+        "_by_device",
+        "_by_id",
+        "_by_point",
+        "_find",
+        "_found",
+        "_layers",
+        "all",
+        "devices",
+        "overlays",
+    )
 
-    def __init__(self, mounts: Iterable[Mount]) -> None:
+    def __init__(
+        self, mounts: Iterable[Mount], find: Callable[[str, Collection[str]], str] | None = None
+    ) -> None:
+        """`find`: see find_layer. Without it every layer is taken as it is written."""
         self.all = tuple(mounts)
+        self._find = find
+        self._found: dict[str, tuple[str, ...]] = {}
         self._by_id = {mount.id: mount for mount in self.all}
         self._by_point: dict[str, list[Mount]] = {}
         self._by_device: dict[str, list[Mount]] = {}
@@ -116,7 +133,7 @@ class Mounts:
         open_ends, seen = [(inside, frozenset((inside.device,)))], {inside}
         while open_ends:
             place, above = open_ends.pop()
-            for layer in self._layers.get(place.device, ()):
+            for layer in self._layers_of(place.device):
                 if not layer:
                     continue
                 path = join(layer, place.path.lstrip("/"))
@@ -128,11 +145,22 @@ class Mounts:
                         seen.add(below)
                         open_ends.append((below, above | {below.device}))
 
+    def _layers_of(self, device: str) -> tuple[str, ...]:
+        """The layers of an overlay, as they are written and where that leads now; "" for one that is not
+        found. Looked up when first asked for: a host of containers has hundreds of overlays."""
+        layers = self._layers.get(device, ())
+        if self._find is None or not layers:
+            return layers
+        if device not in self._found:
+            magic = {mount.device for mount in self.all if mount.fstype == "proc"}
+            found = (name for each in layers if each for name in (each, self._find(each, magic)))
+            self._found[device] = tuple(dict.fromkeys((*found, *(each for each in layers if not each))))
+        return self._found[device]
+
     def has_unknown_layer(self, inside: Inside) -> bool:
         """Whether a place is on an overlay with a layer whose path is unknown."""
-        layers = self._layers.get(inside.device, ())
-        return "" in layers or any(
-            "" in self._layers.get(mount.device, ())
+        return "" in self._layers_of(inside.device) or any(
+            "" in self._layers_of(mount.device)
             for path in self.layer_paths(inside)
             for mount in self.covering(path)
         )
@@ -177,7 +205,11 @@ def _unescape(field: bytes) -> str:
 def parse_mountinfo(raw: bytes) -> Mounts:
     """Parse proc_pid_mountinfo(5). A malformed line is an error and never skipped: it could hide a second
     name."""
-    return Mounts(_parse_line(line) for line in raw.split(b"\n") if line)
+    return Mounts(_parse_lines(raw))
+
+
+def _parse_lines(raw: bytes) -> Iterator[Mount]:
+    return (_parse_line(line) for line in raw.split(b"\n") if line)
 
 
 def _parse_line(line: bytes) -> Mount:
@@ -222,7 +254,29 @@ def _layers(options: bytes) -> Iterator[str]:
 def read_mounts(path: str = MOUNTINFO) -> Mounts:
     look.note_content(path)
     with open(path, "rb") as file:
-        return parse_mountinfo(file.read())
+        return Mounts(_parse_lines(file.read()), find_layer)
+
+
+def find_layer(path: str, magic: Collection[str]) -> str:
+    """The real path of the folder that a layer's name leads to now, or ''. The kernel keeps the name that was
+    used to mount it, with its links. `magic`: devices of /proc, where a name means another file to each
+    process (/proc/self/fd/9)."""
+    from sandbox.paths.walk import Step, TooManyLinks, close, real_path, walk
+
+    def check(steps: list[Step], is_last: bool) -> None:
+        status = steps[-1].status
+        device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+        if device in magic or (is_last and not stat.S_ISDIR(status.st_mode)):
+            raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+
+    try:
+        steps = walk(path, follow="all", check=check)
+    except (OSError, TooManyLinks):
+        return ""
+    try:
+        return real_path(steps)
+    finally:
+        close(steps)
 
 
 def mount_id(fd: int) -> int:

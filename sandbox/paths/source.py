@@ -143,6 +143,47 @@ def _kernel(asked: str, place: str, fstype: str) -> SourceRefused:
     )
 
 
+def _require_known_layers(asked: str, real: str, shown: Inside, mounts: Mounts) -> None:
+    """Refuse a place on an overlay that may show other folders than its layers' names say: the denylist has
+    judged by these names. `real`: a name of the place."""
+    hint = "mount the overlay with absolute paths that exist, and mount nothing over them or away"
+    if mounts.has_unknown_layer(shown):
+        reason = "it is on an overlay with a layer that has a relative path, or is not there under its name"
+        raise SourceRefused("overlay", asked, f"{reason}: it could be any folder", hint)
+    layers = tuple(mounts.layer_paths(shown))
+    if not layers or not _shows(real, shown, mounts):
+        return
+    known = {name for layer in layers for name in _names_in(layer)}
+    if lost := sorted(_names_in(real) - known):
+        # Such as a bind mount that is gone: its place is still there, and empty.
+        reason = f"it is on an overlay and shows {lost[0]!r}, which none of its layers has under its name"
+        raise SourceRefused("overlay", asked, f"{reason}: it could be from any folder", hint)
+
+
+def _shows(path: str, shown: Inside, mounts: Mounts) -> bool:
+    """Whether a path still leads to this place. A later mount may hide it."""
+    look.note(path)
+    try:
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return True  # it may be there
+    try:
+        found = mounts.of_fd(fd)
+        return found is None or found.device == shown.device
+    finally:
+        os.close(fd)
+
+
+def _names_in(path: str) -> set[str]:
+    """The names in a folder; "." for a file. Empty if it is not there, or may not be read."""
+    try:
+        return set(look.listdir(path))
+    except NotADirectoryError:
+        return {"."}
+    except OSError:
+        return set()
+
+
 # --- the judgement --------------------------------------------------------------------------------
 
 
@@ -191,13 +232,10 @@ def _judge_source(
     hit = denylist.hit(place, access, own_state=own_state)
     if hit is not None:
         raise _denied(asked, hit)
-    if not trusted and any(mounts.has_unknown_layer(shown) for shown in (place.inside, *place.mounted_below)):
-        raise SourceRefused(
-            "overlay",
-            asked,
-            "it is on an overlay with a relative layer path, which could mean any folder",
-            "mount the overlay with absolute paths",
-        )
+    if not trusted:
+        _require_known_layers(asked, real, place.inside, mounts)
+        for mounted, shown in zip(below, place.mounted_below, strict=True):
+            _require_known_layers(asked, mounted.point, shown, mounts)
     names = denylist.guarded_names if access == "write" else frozenset()
     if own_state and denylist.states and contains(denylist.states, real):
         names = frozenset()

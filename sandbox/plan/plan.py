@@ -142,11 +142,6 @@ class LaunchPlan(NamedTuple):
         main = self.layers.seccomp_filter
         if not main:
             return ()
-        if self.owners is not None and self.seccomp == "compat":
-            from sandbox.seccomp.filter import machine_arch
-            from sandbox.seccomp.preallocation import no_io_uring
-
-            return main, no_io_uring(machine_arch()), *self._disk_filters()
         return main, *self._disk_filters()
 
     def _disk_filters(self) -> tuple[bytes, ...]:

@@ -1,5 +1,4 @@
-"""Small filters beside the main one: for plugins with a disk limit, and for plugins that write other users'
-files.
+"""A small filter beside the main one, for plugins with a disk limit.
 
 The runner can watch a plugin that writes data, which is at most as fast as memory. But one call can
 preallocate a whole disk, and RLIMIT_FSIZE does not count space beyond the end of a file. So preallocation is
@@ -17,7 +16,6 @@ from sandbox.seccomp.filter import AUDIT_ARCH
 from sandbox.speed.value import NamedTuple
 
 _EOPNOTSUPP = 95
-_ENOSYS = 38
 
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
@@ -33,12 +31,9 @@ class Numbers(NamedTuple):
     ioctl: int
     fallocate: int
     file_setattr: int  # FSSETXATTR as a system call
-    # No filter sees an fallocate by io_uring, and no search finds files that it holds open. The default
-    # profile refuses io_uring already.
-    io_uring_setup: int
 
 
-NUMBERS = {"x86_64": Numbers(16, 285, 469, 425), "aarch64": Numbers(29, 47, 469, 425)}
+NUMBERS = {"x86_64": Numbers(16, 285, 469), "aarch64": Numbers(29, 47, 469)}
 
 
 def no_preallocation(arch: str) -> bytes:
@@ -46,31 +41,14 @@ def no_preallocation(arch: str) -> bytes:
     numbers = NUMBERS[arch]
     code = [
         (_LOAD, 0, 0, _ARCH),
-        (_EQUAL, 0, 10, AUDIT_ARCH[arch]),
+        (_EQUAL, 0, 9, AUDIT_ARCH[arch]),
         (_LOAD, 0, 0, _NUMBER),
-        (_EQUAL, 9, 0, numbers.fallocate),
-        (_EQUAL, 8, 0, numbers.file_setattr),
-        (_EQUAL, 8, 0, numbers.io_uring_setup),
+        (_EQUAL, 8, 0, numbers.fallocate),
+        (_EQUAL, 7, 0, numbers.file_setattr),
         (_EQUAL, 0, 5, numbers.ioctl),
         (_LOAD, 0, 0, _REQUEST),
         *((_EQUAL, 4 - at, 0, request) for at, request in enumerate(REQUESTS)),
         (_RETURN, 0, 0, _ALLOW),
         (_RETURN, 0, 0, _ERRNO | _EOPNOTSUPP),
-        (_RETURN, 0, 0, _ERRNO | _ENOSYS),
-    ]
-    return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
-
-
-def no_io_uring(arch: str) -> bytes:
-    """A filter that refuses io_uring, for a plugin that may write files of other owners: by io_uring, which
-    only the compat profile allows, it could make set-user-id files unseen by any filter. Programs fall back
-    to plain calls."""
-    code = [
-        (_LOAD, 0, 0, _ARCH),
-        (_EQUAL, 0, 3, AUDIT_ARCH[arch]),
-        (_LOAD, 0, 0, _NUMBER),
-        (_EQUAL, 0, 1, NUMBERS[arch].io_uring_setup),
-        (_RETURN, 0, 0, _ERRNO | _ENOSYS),
-        (_RETURN, 0, 0, _ALLOW),
     ]
     return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)

@@ -31,6 +31,7 @@ from sandbox.spawn.order import (
     SpawnOrder,
     folder_path,
 )
+from sandbox.spawn.priority import take_ordinary_priority
 from sandbox.speed.libc import Libc, get_errno, open_libc
 from sandbox.speed.signals import signal
 from sandbox.speed.typed import Any, Callable, Collection, NoReturn, Sequence
@@ -290,6 +291,7 @@ def _init_stages(
         ("start a session", os.setsid),
         ("join a session keyring", join_keyring),
         ("reset signals", reset_signals),
+        ("take an ordinary priority", lambda: take_ordinary_priority(libc)),
         ("drop groups", check_groups),
         ("drop the group id", check_gid),
         ("drop the user id", check_uid),

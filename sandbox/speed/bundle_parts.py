@@ -15,9 +15,9 @@ _NAMES = {
         sandbox.plan.plan runner.launch.sources runner.launch.acquire sandbox.limits.assigned
         runner.launch.stages sandbox.streams sandbox.streams.handover runner.launch.stdio sandbox.cell
         sandbox.limits.rlimits sandbox.spawn.machine_code sandbox.spawn.launcher sandbox.spawn.reaper
-        sandbox.cell.cell runner.launch.wait sandbox.plan.bwrap sandbox.speed.libc sandbox.spawn.init
-        sandbox.spawn.spawner sandbox.spawn.network sandbox.cell.questions sandbox.cell.launch
-        runner.launch.start runner.launch.finish
+        sandbox.cell.cell runner.launch.wait sandbox.plan.bwrap sandbox.speed.libc sandbox.spawn.priority
+        sandbox.spawn.init sandbox.spawn.spawner sandbox.spawn.network sandbox.cell.questions
+        sandbox.cell.launch runner.launch.start runner.launch.finish
         runner.launch.carry_out runner.launch.orders runner.cli.shared.launching sandbox.facts
         sandbox.speed.codec runner.launch.stored.run runner.cli.shared.stored_plan sandbox.paths
         sandbox.paths.file_identity sandbox.identity.uid_range sandbox.identity.leases

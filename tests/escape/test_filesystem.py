@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import USER_UID
-from tests.escape.cage import ProbeCage, sandbox_table
+from tests.escape.cage import AttackResult, ProbeCage, sandbox_table
 from tests.escape.conftest import SECRET
 from tests.tables import one_case
 
@@ -272,6 +272,37 @@ def test_a_folder_beside_a_denied_one_is_granted(cage: ProbeCage, denied: Path) 
     assert refused.code == REFUSED
 
 
+def test_tokens_of_assistants_and_backups_of_configurations_are_denied(
+    cage: ProbeCage, write_file: Callable[..., Path]
+) -> None:
+    """The control is a folder beside the tokens, which a contract gives."""
+    home = cage.caller.home
+    home.chmod(0o755)
+    backups = Path(cage.caller.environ["XDG_STATE_HOME"]) / "runner/backups"
+    tokens = (
+        write_file(home / ".claude/.credentials.json", SECRET),
+        write_file(home / ".claude.json", SECRET),
+        write_file(home / ".codex/auth.json", SECRET),
+        write_file(home / ".gemini/oauth_creds.json", SECRET),
+        write_file(home / ".cursor/mcp.json", SECRET),
+        write_file(backups / "mcp.json-1", SECRET),
+        write_file(home / ".local/state/runner/backups/mcp.json-1", SECRET),
+    )
+    log = write_file(home / ".claude/projects/log", "harmless")
+    cage.caller.give(home)
+
+    def read(path: Path, asked: Path) -> AttackResult:
+        tables = sandbox_table(read=[str(asked)])
+        return cage.attack("read", str(path), tables=tables, options=["--policy", "dev"])
+
+    assert read(log, log.parent).done == "harmless"
+    for path in tokens:
+        for asked in (path, path.parent):
+            answer = read(path, asked)
+            assert (answer.code, answer.out) == (REFUSED, ""), asked
+            assert "denylist" in answer.err, answer.err
+
+
 @pytest.mark.needs("root")
 def test_a_mount_of_a_denied_folder_is_denied(
     cage: ProbeCage, denied: Path, write_file: Callable[..., Path]
@@ -319,8 +350,31 @@ def test_a_mount_of_a_denied_folder_is_denied(
         f"cd '{denied.parent}' && "
         + overlay("lowerdir=denied/keys:notes").replace("denied/", f"{denied.name}/")
     )
-    assert relative.returncode == REFUSED and "relative layer path" in relative.stderr, relative
-    for mount in (f"mount --bind '{notes}' '{alias}'", overlay(f"lowerdir={notes}:{work}/work")):
+    assert relative.returncode == REFUSED and "a relative path" in relative.stderr, relative
+    # The kernel keeps the name that a layer was mounted by: a link that is gone or leads there, a bind mount
+    # that is gone, a descriptor of the process that mounted it.
+    link, bound = denied.parent / "to-keys", denied.parent / "bound"
+    bound.mkdir()
+    make_link = f"ln -sfn '{denied}/keys' '{link}'"
+    for mount, reason in (
+        (f"{make_link}; {overlay(f'lowerdir={link}:{notes}')}", "it is a mount of something that"),
+        (f"{make_link}; {overlay(f'lowerdir={link}:{notes}')}; rm '{link}'", "not there under its name"),
+        (
+            f"mount -B '{denied}/keys' '{bound}'; {overlay(f'lowerdir={bound}:{notes}')}; umount '{bound}'",
+            "shows 'id', which none of its layers has",
+        ),
+        (
+            f"exec 9<'{denied}/keys'; {overlay(f'lowerdir=/proc/self/fd/9:{notes}')}; exec 9<'{notes}'",
+            "not there under its name",
+        ),
+    ):
+        refused = ran(mount)
+        assert refused.returncode == REFUSED and reason in refused.stderr, (mount, refused)
+    for mount in (
+        f"mount --bind '{notes}' '{alias}'",
+        overlay(f"lowerdir={notes}:{work}/work"),
+        f"ln -sfn '{notes}' '{link}'; " + overlay(f"lowerdir={link}:{work}/work"),
+    ):
         harmless = ran(f"cp '{notes}/text' '{notes}/id'; {mount}")
         assert "harmless" in harmless.stdout, (mount, harmless)
 

@@ -95,7 +95,7 @@ def test_what_the_plugin_is_and_sees(cage: ProbeCage) -> None:
     assert [answer.answer.get("refused") for answer in more[: len(ALLOWED)]] == [None] * len(ALLOWED)
     # Limits that always apply.
     found = limits.done
-    assert found["CORE"] == found["MSGQUEUE"] == found["RTPRIO"] == [0, 0]
+    assert found["CORE"] == found["MSGQUEUE"] == found["RTPRIO"] == found["NICE"] == [0, 0]
     assert found["NOFILE"][1] <= 4096
     assert found["MEMLOCK"][1] <= 64 << 10
     # Two layers refuse user namespaces. Without the filter the namespace limit refuses (ENOSPC). Without

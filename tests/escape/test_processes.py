@@ -2,15 +2,54 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from sandbox.spawn.priority import SYSCALLS
 from tests.conftest import descendants, vanished
-from tests.escape.cage import ProbeCage
+from tests.escape.cage import ProbeCage, parse_result
 from tests.tables import one_case
+
+
+@pytest.mark.needs("root")
+def test_no_plugin_inherits_a_priority_above_the_ordinary(cage: ProbeCage) -> None:
+    """The caller has real-time scheduling, real-time I/O and a negative nice value. The control is the same
+    program as the caller's own. A lower priority is inherited."""
+    numbers = SYSCALLS[os.uname().machine]
+    libc = ctypes.CDLL(None)
+
+    def raise_all() -> None:
+        os.setpriority(os.PRIO_PROCESS, 0, -5)
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(3))
+        assert libc.syscall(numbers.ioprio_set, 1, 0, 1 << 13 | 4) == 0
+
+    try:
+        subprocess.run(["true"], preexec_fn=raise_all, check=True)
+    except subprocess.SubprocessError:
+        pytest.skip("this machine gives root no real-time priority")
+    asked = "priority", str(numbers.ioprio_get)
+    control = cage.outside(*asked, preexec_fn=raise_all).done
+    assert control[2] == 1 and control[0] != os.SCHED_OTHER and control[1] < 0
+    cage.manifest()
+    command = cage.caller.command("exec", cage.folder, "--", *asked)
+
+    def caged(before: Callable[[], object]) -> list[object]:
+        environ = dict(cage.caller.environ)
+        done = subprocess.run(
+            command, preexec_fn=before, env=environ, capture_output=True, text=True, cwd="/"
+        )
+        found: list[object] = parse_result(done).done
+        return found
+
+    assert caged(raise_all) == [os.SCHED_OTHER, 0, 0, False, False]
+    assert caged(lambda: os.setpriority(os.PRIO_PROCESS, 0, 7))[:2] == [os.SCHED_OTHER, 7]
 
 
 def test_other_processes_are_neither_seen_nor_signalled(cage: ProbeCage) -> None:

@@ -143,9 +143,9 @@ class McpConfigurations(HostConfigurations):
         return installed(plugin, environ)
 
     def places(self) -> HostPlaces:
-        from runner.contracts.mcp.hosts.places import HOME_PLACES, PROJECT_NAMES, SYSTEM_PLACES, VARIABLES
+        from runner.contracts.mcp.hosts import places as of
 
-        return HostPlaces(HOME_PLACES, SYSTEM_PLACES, VARIABLES, PROJECT_NAMES)
+        return HostPlaces(of.HOME_PLACES, of.SYSTEM_PLACES, of.VARIABLES, of.PROJECT_NAMES, of.TOKEN_FILES)
 
 
 class McpContract(Contract):

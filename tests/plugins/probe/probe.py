@@ -155,8 +155,24 @@ def crash(directory):
 def limits():
     return {
         name: resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))
-        for name in ("CORE", "NOFILE", "MSGQUEUE", "RTPRIO", "MEMLOCK", "SIGPENDING")
+        for name in ("CORE", "NOFILE", "MSGQUEUE", "RTPRIO", "NICE", "MEMLOCK", "SIGPENDING")
     }
+
+
+def priority(get_io_priority):
+    """The scheduling policy, the nice value, the class of I/O; and whether it can take more."""
+    taken = []
+    for take in (
+        lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)),
+        lambda: os.setpriority(os.PRIO_PROCESS, 0, -1),
+    ):
+        try:
+            take()
+            taken.append(True)
+        except PermissionError:
+            taken.append(False)
+    found = [os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0)]
+    return [*found, libc.syscall(int(get_io_priority), 1, 0) >> 13, *taken]
 
 
 def daemon(path):

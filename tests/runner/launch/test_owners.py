@@ -5,7 +5,6 @@ As root. Without root the plugin is the caller, and so is the owner: the last te
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
@@ -400,19 +399,6 @@ def test_nothing_is_gained_by_being_the_owner(plugins: Plugins, mapping: None) -
     assert not (data / "y").exists() or (data / "y").stat().st_mode & 0o7000 == 0
     # The control: her own process gives her identity away.
     assert as_user(ALICE, acts[:4]) == ["xx", None, None, None]
-
-
-@needs_root
-def test_no_profile_lets_it_make_files_unseen(plugins: Plugins) -> None:
-    """io_uring opens files with modes that no filter sees; the compat profile allows it to others."""
-    plugins.policy = plugins.policy_file("compat", '[seccomp]\ndefault = "compat"\nceiling = "compat"\n')
-    libc = "__import__('ctypes').CDLL(None, use_errno=True)"
-    act = f"({libc}.syscall(425, 1, None), __import__('ctypes').get_errno())[1]"
-    (control,) = plugins.run(plugins.write("without"), act)
-    if control in (errno.ENOSYS, errno.EPERM):
-        pytest.skip("needs a kernel with io_uring")
-    data = folder(plugins.place / "data", mode=0o777)
-    assert plugins.run(plugins.write("writer", data), act) == [errno.ENOSYS]
 
 
 @needs_root

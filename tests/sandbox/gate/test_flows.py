@@ -111,11 +111,28 @@ def test_an_attempt_that_cannot_be_watched_has_failed(full: bool) -> None:
                 connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 connection.close()
 
-        Dial(loop, ["127.0.0.1"], listener.getsockname()[1], done)
+        Dial(loop, ["127.0.0.1"], listener.getsockname()[1], done, lambda: None)
         while not told:
             loop.run_once(20)
     assert told[0][0] is not full
     assert (os.strerror(errno.ENOSPC) in told[0][1]) is full
+
+
+def test_every_attempt_to_dial_counts_against_the_rate(bench: Bench) -> None:
+    """A connection counts when it is accepted, with its first attempt. A host with dead addresses takes
+    more."""
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    limiter, told = bench.flows._rate_limiter, list[str]()
+    assert limiter is not None
+    limiter._per_second = 0  # nothing is added while it dials
+    before = limiter._room
+    addresses = [f"127.0.0.{number}" for number in range(1, 5)]
+    bench.loop.full = False
+    Dial(bench.loop, addresses, port, lambda _, text: told.append(text), bench.flows.count_attempt)
+    while not told:
+        bench.loop.run_once(20)
+    assert before - limiter._room == len(addresses) - 1
 
 
 def test_a_client_of_the_name_service_that_cannot_be_watched_is_closed() -> None:

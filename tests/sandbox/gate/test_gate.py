@@ -12,12 +12,16 @@ import ssl
 import struct
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import trustme
 
 from sandbox.gate.gate import EXIT_ENDED
+from sandbox.network import redirect
 from sandbox.network.egress import EgressLimits, EgressPlan
+from sandbox.network.redirect import NEW_AT_ONCE, NEW_PER_SECOND
+from tests.sandbox.gate import netlab
 from tests.sandbox.gate.netlab import (
     AAAA,
     CNAME,
@@ -27,6 +31,7 @@ from tests.sandbox.gate.netlab import (
     PUBLIC_6,
     A,
     Lab,
+    Namespace,
     encode_name,
     is_reset,
     read_addresses,
@@ -195,6 +200,54 @@ def test_every_name_on_every_port_by_the_redirection(lab: Lab) -> None:
         with gate.connect("private.example", 12345) as client:
             assert is_reset(client)
         assert "private" in gate.wait_line(kind="connect", verdict="refused")["reason"]
+
+
+# Datagrams to addresses of the namespace's own and of the gate, and first packets of TCP to a stopped gate.
+FLOODS = 3000
+
+
+def flood(namespace: Namespace) -> tuple[int, int, float]:
+    """Entries that the kernel tracks after a flood of datagrams, and of connections; and how long it took."""
+
+    def tracked() -> int:
+        return int(Path("/proc/sys/net/netfilter/nf_conntrack_count").read_text())
+
+    def act() -> tuple[int, int, float]:
+        before, began = tracked(), time.monotonic()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+            for number in range(FLOODS):
+                for network in ("127.9", "198.18"):
+                    with contextlib.suppress(OSError):  # the answer to an earlier one
+                        address = f"{network}.{128 + number // 256}.{number % 256}"
+                        datagrams.sendto(b"x", (address, 9))
+        between = tracked()
+        for number in range(FLOODS):
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as connection:
+                connection.connect_ex((f"198.18.{128 + number // 256}.{number % 256}", 9))
+        return between - before, tracked() - between, time.monotonic() - began
+
+    return namespace.run(act)
+
+
+def test_a_flood_fills_no_table_of_the_kernel(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control is the redirection alone, which tracks all of it."""
+    plan = EgressPlan(("*:*",), every_port=True)
+    with lab.gate(plan) as gate:
+        os.kill(gate.pid, signal.SIGSTOP)
+        datagrams, connections, seconds = flood(gate.plugin)
+        os.kill(gate.pid, signal.SIGCONT)
+    assert datagrams == 0
+    assert NEW_AT_ONCE <= connections <= NEW_AT_ONCE + NEW_PER_SECOND * (seconds + 1)
+    monkeypatch.setattr(redirect, "_early_rules", lambda _: [])
+    netlab._recipe.cache_clear()
+    try:
+        with lab.gate(plan) as gate:
+            os.kill(gate.pid, signal.SIGSTOP)
+            datagrams, connections, _ = flood(gate.plugin)
+            os.kill(gate.pid, signal.SIGCONT)
+    finally:
+        netlab._recipe.cache_clear()
+    assert datagrams > FLOODS and connections > 0.9 * FLOODS
 
 
 # --- what is refused ----------------------------------------------------------------------------------

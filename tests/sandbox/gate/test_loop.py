@@ -47,7 +47,7 @@ def test_a_retired_descriptor_is_not_used_again_within_one_wait() -> None:
         pair[1].close()
 
 
-def test_the_brake_stops_reading_for_the_rest_of_a_second() -> None:
+def test_the_brake_stops_reading_for_a_second() -> None:
     loop = Loop()
     left, right = socket.socketpair()
     with left, right:
@@ -61,4 +61,21 @@ def test_the_brake_stops_reading_for_the_rest_of_a_second() -> None:
         limiter._release()
         loop.run_once(0)
         assert len(heard) == 1
+        loop.now += 1
         assert limiter.count() is False
+
+
+def test_a_burst_is_followed_by_a_rate() -> None:
+    """Counted against a clock of its own: 10 at once, then 2 a second, however they come."""
+    loop = Loop()
+    passed = 0
+    limiter = RateLimiter(loop, 2, (), 10)
+    for _ in range(60):
+        while not limiter.count():
+            passed += 1
+        passed += 1  # the one that stopped it
+        loop.now += 1
+        limiter._release()
+    assert passed == 10 + 59 * 2
+    loop.now += 3600  # a rest gives no more than the burst
+    assert [limiter.count() for _ in range(10)] == [False] * 9 + [True]

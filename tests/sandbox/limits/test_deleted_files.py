@@ -236,23 +236,6 @@ def test_descriptors_that_were_received_are_seen(place: Path) -> None:
         assert not found["unseen"] and len(found_in(place, found)) == 1
 
 
-def test_an_io_uring_is_unseen(place: Path) -> None:
-    """It may have been given files to keep."""
-    program = (
-        "ring = libc.syscall(425, 1, ctypes.create_string_buffer(120))\nprint(ring >= 0, flush=True)\nready()"
-    )
-    with subprocess.Popen(
-        ["/usr/bin/python3", "-c", HEAD + program], stdout=subprocess.PIPE, bufsize=0
-    ) as process:
-        try:
-            if elsewhere.line(process) != b"True\n":
-                pytest.skip("io_uring is switched off here")
-            elsewhere.line(process)
-            assert searched([process.pid])["unseen"]
-        finally:
-            process.kill()
-
-
 def test_processes_we_may_not_inspect(runner_as_user: Caller, place: Path) -> None:
     """Other users cannot inspect a process of root. If no process can be inspected, `blind` is true."""
     if os.geteuid() != 0:

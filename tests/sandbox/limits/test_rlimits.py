@@ -17,6 +17,7 @@ pytestmark = pytest.mark.both_callers
 HYGIENE = {
     resource.RLIMIT_CORE: (0, 0),
     resource.RLIMIT_RTPRIO: (0, 0),
+    resource.RLIMIT_NICE: (0, 0),
     resource.RLIMIT_SIGPENDING: (1024, 1024),
     resource.RLIMIT_MSGQUEUE: (0, 0),
     resource.RLIMIT_MEMLOCK: (64 << 10, 64 << 10),

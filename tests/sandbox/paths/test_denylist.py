@@ -28,7 +28,7 @@ from sandbox.paths.denylist import Denylist, LinksUnproven, Place
 from sandbox.paths.homes import homes
 from sandbox.paths.mounts import Inside, parse_mountinfo, read_mounts
 from sandbox.spec import Access, Limits
-from tests.conftest import Caller
+from tests.conftest import ROOT, Caller
 from tests.tables import Done, Line, check_rows, run_lines
 
 HOME = "/home/someone"
@@ -55,6 +55,13 @@ def test_the_required_paths_are_on_the_denylist() -> None:
     )
     assert HOME_PATHS[: len(denied_paths._USUAL_HOME_PATHS)] == denied_paths._USUAL_HOME_PATHS
     assert {".ssh", ".aws", ".gnupg", ".netrc", ".kube", ".docker", ".npmrc", ".config/gh"} <= set(HOME_PATHS)
+
+
+def test_the_page_lists_them_all() -> None:
+    text = (ROOT / "docs/policy.md").read_text()
+    section = text.partition("## What no policy can allow")[2].partition("\n## ")[0]
+    listed = set(re.findall(r"`([^` ]+)`", section))
+    assert {*HOST_PATHS, *(f"~/{path}" for path in HOME_PATHS)} <= listed
 
 
 def test_the_constants_cannot_be_changed() -> None:
@@ -313,9 +320,10 @@ def test_below_a_folder_that_does_not_exist_nothing_is_asked(tmp_path: Path) -> 
     with look.recording() as asked:
         Denylist(read_mounts(), homes=[str(tmp_path)])
     below = [path for path in asked.facts.identities if path.startswith(str(tmp_path / ".config"))]
-    assert [os.path.dirname(path) for path in below] == [
-        f"{tmp_path}/.config",
-        f"{tmp_path}/.config/containers",
+    # .config is missing, which is asked once. Below it only the first path of each folder is looked up.
+    assert [os.path.relpath(os.path.dirname(path), tmp_path) for path in below] == [
+        ".config",
+        *(f".config/{name}" for name in ("Claude", "cursor", "goose", "opencode", "containers")),
     ]
     assert len(asked.facts.places[f"{tmp_path}/.config"]) == 1
 

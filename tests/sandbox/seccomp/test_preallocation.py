@@ -13,13 +13,13 @@ import pytest
 
 from sandbox.seccomp import syscalls
 from sandbox.seccomp.filter import AUDIT_ARCH
-from sandbox.seccomp.preallocation import NUMBERS, REQUESTS, no_io_uring, no_preallocation
+from sandbox.seccomp.preallocation import NUMBERS, REQUESTS, no_preallocation
 from tests.conftest import ROOT
 from tests.sandbox.seccomp.bpf_machine import Machine
 
 ARCHES = ("aarch64", "x86_64")
 ALLOW, ERRNO = 0x7FFF0000, 0x00050000
-EOPNOTSUPP, ENOSYS = ERRNO | errno.EOPNOTSUPP, ERRNO | errno.ENOSYS
+EOPNOTSUPP = ERRNO | errno.EOPNOTSUPP
 
 
 def _iow(kind: str, number: int, size: int) -> int:
@@ -56,7 +56,7 @@ def test_only_these_calls_are_refused(arch: str) -> None:
     refused = {
         name: value for name, number in table.items() if (value := machine.run(audit, number)[0]) != ALLOW
     }
-    assert refused == {"fallocate": EOPNOTSUPP, "file_setattr": EOPNOTSUPP, "io_uring_setup": ENOSYS}
+    assert refused == {"fallocate": EOPNOTSUPP, "file_setattr": EOPNOTSUPP}
 
 
 @pytest.mark.parametrize("arch", ARCHES)
@@ -69,17 +69,6 @@ def test_only_these_ioctls_are_refused(arch: str, high: int) -> None:
         assert machine.run(audit, ioctl, request, 3)[0] == ALLOW  # as a descriptor it is no request
     for request in (UNRESVSP, UNRESVSP64, FSGETXATTR, TCGETS, 0):
         assert machine.run(audit, ioctl, 3, request | high)[0] == ALLOW
-
-
-@pytest.mark.parametrize("arch", ARCHES)
-def test_io_uring_alone_is_refused(arch: str) -> None:
-    machine, audit, table = Machine(no_io_uring(arch)), AUDIT_ARCH[arch], syscalls.load(arch)
-    assert machine.unreachable() == []
-    refused = {
-        name: value for name, number in table.items() if (value := machine.run(audit, number)[0]) != ALLOW
-    }
-    assert refused == {"io_uring_setup": ENOSYS}
-    assert machine.run(0x40000003, NUMBERS[arch].io_uring_setup)[0] == ALLOW
 
 
 @pytest.mark.parametrize("arch", ARCHES)
@@ -117,7 +106,6 @@ for request in (0x40305828, 0x4030582A):
         said = error.strerror
     print("ioctl", said, taken())
     os.ftruncate(fd, 1); os.ftruncate(fd, 0)
-print("io_uring", failed(libc.syscall(ctypes.c_long(NUMBERS[arch].io_uring_setup), 0, None)))
 os.posix_fallocate(fd, 0, 1 << 16)
 print("posix_fallocate", taken())
 os.ftruncate(fd, 0)
@@ -149,11 +137,10 @@ def test_the_kernel_refuses_to_take_space_and_still_writes(plugin_dir: Path) -> 
     filtered = _tried(plugin_dir, "filtered")
     refused = os.strerror(errno.EOPNOTSUPP)
     assert filtered[:3] == [f"fallocate {refused} 0", f"ioctl {refused} 0", f"ioctl {refused} 0"]
-    assert filtered[3] == f"io_uring {os.strerror(errno.ENOSYS)}"
     # The C library writes instead, as it does on filesystems that cannot.
-    assert filtered[4:] == [
+    assert filtered[3:] == [
         "posix_fallocate 65536",
         "write 8192 8192",
         f"terminal {os.strerror(errno.ENOTTY)}",
     ]
-    assert free[4:] == filtered[4:]
+    assert free[3:] == filtered[3:]

@@ -90,6 +90,14 @@ HOME_PLACES: tuple[str, ...] = (
     ".vibe/config.toml",
 )
 
+# Of these, the files with the tokens of servers, which no plugin may read either; and sign-ins to servers.
+TOKEN_FILES: tuple[str, ...] = (
+    *(place for place in HOME_PLACES if place.endswith((".json", ".jsonc", ".toml", ".yaml"))),
+    ".gemini/mcp-oauth-tokens.json",
+    ".gemini/mcp-oauth-tokens-v2.json",
+    ".local/share/opencode/mcp-auth.json",
+)
+
 SYSTEM_PLACES: tuple[str, ...] = ("/etc/gemini-cli", "/etc/claude-code", "/etc/codex")
 
 # Variables that name another place.

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from runner.contracts.mcp.hosts.find import MOST_BYTES
 from sandbox.cache import fingerprint
 from sandbox.files import write_all
+from sandbox.identity.state import users_state
 from sandbox.paths.walk import LinkRefused, close, walk
 
 _TRIES = 5
@@ -161,11 +162,7 @@ def open_config(path: str) -> Iterator[ConfigFile]:
 
 
 def backups_folder(environ: Mapping[str, str]) -> str:
-    # A relative XDG_STATE_HOME is invalid by its specification and ignored.
-    base = environ.get("XDG_STATE_HOME", "")
-    if not base.startswith("/"):
-        base = os.path.join(environ.get("HOME") or os.path.expanduser("~"), ".local/state")
-    return os.path.join(base, "runner/backups")
+    return os.path.join(users_state(environ), "backups")
 
 
 def _write_backup(folder: str, path: str, content: bytes) -> str:
