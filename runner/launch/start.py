@@ -131,13 +131,14 @@ def make_inspection(planned: Planned) -> MakeInspection:
 
 
 def _socket_meter(acquired: Acquired, limit: int, cell: Cell) -> Meter | None:
-    """The meter of socket buffers in the kernel, if the seccomp filter allows such sockets."""
-    plan = acquired.opened.plan
-    if plan.seccomp == "strict":
+    """The meter of socket buffers in the kernel. The strict filter allows only pairs of unix sockets, which a
+    cgroup charges."""
+    plan, cgroup = acquired.opened.plan, acquired.cgroup
+    if plan.seccomp == "strict" and cgroup is not None and cgroup.counts_memory:
         return None
     from sandbox.limits.socket_meter import SocketMeter
 
-    return SocketMeter(limit, cell.member, cell.processes, acquired.cgroup, plan.share_network)
+    return SocketMeter(limit, cell.member, cell.processes, cgroup, plan.share_network)
 
 
 def _share_meter(stack: ExitStack, acquired: Acquired, cell: Cell) -> Meter:
