@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 # The cell's init has a deadline of its own, this much after the runner's. It ends the plugin if the runner
 # did not.
 _BACKUP_SECONDS = 0.5
-# Before that, a plugin cannot use up what the whole machine shares: sandbox/limits/shares.py.
+# Before that, a plugin cannot use up what the whole machine shares (sandbox/limits/shares.py), nor take many
+# pages that nobody counts (sandbox/limits/uncounted.py).
 _SHARES_AFTER_SECONDS = 0.25
 
 ConnectStreams = Callable[[Acquired], AbstractContextManager[Plumbing]]
@@ -96,6 +97,9 @@ def start(
         shares = planned.limits.shares
         if shares is not None and shares.part < 1 and not unsandboxed:
             meters.append(LazyMeter(_SHARES_AFTER_SECONDS, lambda: _share_meter(stack, acquired, cell)))
+        memory = limits.memory
+        if memory is not None and not unsandboxed:
+            meters.append(LazyMeter(_SHARES_AFTER_SECONDS, lambda: _uncounted_meter(memory, cell)))
         meters += plumbing.meters if disk is None else (*plumbing.meters, disk)
         yield Started(
             _as_watched(planned, plumbing),
@@ -165,6 +169,14 @@ def _share_meter(stack: ExitStack, acquired: Acquired, cell: Cell) -> Meter:
         if sockets is None and not plan.share_network:
             sockets = lambda: count_listed_bytes(cell.member(), cell.processes, shares.socket_bytes)  # noqa: E731
     return ShareMeter(shares, ShareSources(files, sockets, None if plan.share_network else cell.member))
+
+
+def _uncounted_meter(limit: int, cell: Cell) -> Meter:
+    """The meter of kernel pages that nobody counts."""
+    from sandbox.cell.neighbours import other_cells
+    from sandbox.limits.uncounted import UncountedMeter
+
+    return UncountedMeter(limit, cell.processes, cell.cgroup, lambda: other_cells(cell.pid))
 
 
 def clocks_of(limits: Limits, began: float) -> Clocks:

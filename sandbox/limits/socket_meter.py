@@ -58,7 +58,7 @@ class _LastLook(NamedTuple):
     shown: SocketCounters | None = None
 
 
-class _ProcessTimes:
+class ProcessTimes:
     """Adds up the processor time of processes that are in no cgroup."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class SocketMeter(Meter):
         self._began = 0.0  # when the current look began
         self._took = 0.0  # processor time of the current look
         self._last_look = _LastLook()
-        self._times = _ProcessTimes()
+        self._times = ProcessTimes()
         # Processor time, or the counters, at the last look.
         self._before: float | SocketCounters | None = None
         self._is_idle = False
