@@ -10,11 +10,12 @@ from runner.launch.stdio import MakeInspection, Plumbing
 from runner.launch.wait import Clocks
 from sandbox.cell.cell import Bounds, Cell
 from sandbox.cell.launch import launch
+from sandbox.files import kernel_text
 from sandbox.limits.cgroup import CpuTimeMeter, LiftedMeter, MemoryMeter
 from sandbox.limits.meter import LazyMeter, Meter
 from sandbox.limits.rlimits import rlimits
 from sandbox.spec import Limits
-from sandbox.speed.scopes import AbstractContextManager, ExitStack, contextmanager
+from sandbox.speed.scopes import AbstractContextManager, ExitStack, contextmanager, suppress
 from sandbox.speed.typed import TYPE_CHECKING, Callable, Iterator
 
 if TYPE_CHECKING:
@@ -99,7 +100,10 @@ def start(
             meters.append(LazyMeter(_SHARES_AFTER_SECONDS, lambda: _share_meter(stack, acquired, cell)))
         memory = limits.memory
         if memory is not None and not unsandboxed:
-            meters.append(LazyMeter(_SHARES_AFTER_SECONDS, lambda: _uncounted_meter(memory, cell)))
+            at_launch = ""
+            with suppress(OSError):  # the meter finds out why
+                at_launch = kernel_text("/proc/meminfo")  # takes 50 µs, and is parsed later
+            meters.append(LazyMeter(_SHARES_AFTER_SECONDS, lambda: _uncounted_meter(memory, cell, at_launch)))
         meters += plumbing.meters if disk is None else (*plumbing.meters, disk)
         yield Started(
             _as_watched(planned, plumbing),
@@ -171,12 +175,12 @@ def _share_meter(stack: ExitStack, acquired: Acquired, cell: Cell) -> Meter:
     return ShareMeter(shares, ShareSources(files, sockets, None if plan.share_network else cell.member))
 
 
-def _uncounted_meter(limit: int, cell: Cell) -> Meter:
+def _uncounted_meter(limit: int, cell: Cell, at_launch: str) -> Meter:
     """The meter of kernel pages that nobody counts."""
     from sandbox.cell.neighbours import other_cells
     from sandbox.limits.uncounted import UncountedMeter
 
-    return UncountedMeter(limit, cell.processes, cell.cgroup, lambda: other_cells(cell.pid))
+    return UncountedMeter(limit, cell.processes, cell.cgroup, lambda: other_cells(cell.pid), at_launch)
 
 
 def clocks_of(limits: Limits, began: float) -> Clocks:

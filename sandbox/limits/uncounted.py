@@ -51,8 +51,8 @@ _COUNTED = (
 _FASTEST_BYTES_PER_SECOND = 1 << 30
 _FASTEST_BYTES_PER_CPU_SECOND = 8 << 30
 _IDLE_CPU_SECONDS = 0.001
-# The number is read that often even if the plugin sleeps. What it grew by in the meantime could be blamed on a
-# plugin that then wakes up.
+# The number is read that often even if the plugin sleeps. What it grew by in the meantime could be blamed on
+# a plugin that then wakes up.
 _TRUSTED_SECONDS = 8.0
 _EARLY_SHARE = 0.5  # as in shares.py: an idle plugin is not woken more often for this
 # Cells of one process use a number that is not older than this.
@@ -62,8 +62,11 @@ _AGREE_SECONDS = 0.05  # between the two looks
 # A plugin with fewer sockets and pipes waits so long for each that has more: ending one takes that long.
 _TURN_SECONDS, _MOST_TURNS = 0.25, 8
 _STREAMS = 3
-_MOST_ENDS = 4096  # sockets and pipes that are counted of one plugin; reading the links takes 8 ms
+# Descriptors that are read of one plugin, which takes 2 ms. If there are more, so many count as sockets and
+# pipes.
+_MOST_LINKS = 1024
 _STEP_LINKS = 32
+_LONGEST_COUNT_SECONDS = 0.1  # then the rest is counted without a pause: meanwhile it takes more
 
 
 # --- the number -------------------------------------------------------------------------------------------
@@ -83,11 +86,11 @@ def unseen_machine() -> str:
     return f"{foreign[0]} is not the kernel's own: another file is mounted there" if foreign else ""
 
 
-def uncounted_bytes() -> int:
-    """Bytes of the machine's memory that no counter of the kernel names. Raises OSError, ValueError, KeyError
-    if the kernel does not say."""
+def uncounted_bytes(text: str = "") -> int:
+    """Bytes of the machine's memory that no counter of the kernel names. `text`: of meminfo, if it was read
+    before; the other files change little. Raises OSError, ValueError, KeyError if the kernel does not say."""
     page = os.sysconf("SC_PAGE_SIZE")
-    memory, zones = parse_memory(kernel_text(_MEMORY)), parse_zones(kernel_text(_ZONES))
+    memory, zones = parse_memory(text or kernel_text(_MEMORY)), parse_zones(kernel_text(_ZONES))
     counted = sum(memory.get(name, 0) for name in _COUNTED)
     counted += max(zones["nr_zspages"] * page, memory.get("Zswap", 0))  # compressed swap
     return memory["MemTotal"] - counted - zones["count:"] * page - _socket_bytes(page) - _zfs_bytes()
@@ -155,23 +158,26 @@ class UncountedMeter(Meter):
         processes: Callable[[], Iterable[int]],
         cgroup: Cgroup | None,
         neighbours: Callable[[], Iterable[tuple[bool, Iterable[int]]]],
+        at_launch: str,
     ) -> None:
         """`limit`: of its memory. `neighbours`: of each other cell that we can see the processes, and whether
-        it goes before this one if both have as many sockets and pipes."""
+        it goes before this one if both have as many sockets and pipes. `at_launch`: the text of meminfo
+        then."""
         spare = (os.cpu_count() or 1) * _SPARE_PAGES_PER_PROCESSOR * os.sysconf("SC_PAGE_SIZE")
         self._most = limit + SPARE_BYTES + spare
         self._processes = processes
         self._cgroup = cgroup
         self._neighbours = neighbours
         self._times = ProcessTimes()
-        self._cpu: float | None = None  # at the last look
+        self._cpu: float | None = 0.0  # at the last look
         self._worked: float | None = None  # at the last wake-up
-        self._bytes: int | None = None  # at the last look
         self._read_at = -math.inf
         self._grown = 0.0  # bytes that this plugin may have taken
         self._over_since = math.inf
         self._counting: Generator[None, None, tuple[int, int]] | None = None
         self._is_idle = False
+        self._at_launch = at_launch
+        self._bytes: int | None = None  # at the last look
         self._early = self.due = math.inf if unseen_machine() else 0.0
 
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
@@ -194,12 +200,12 @@ class UncountedMeter(Meter):
         if now < self._read_at + _TRUSTED_SECONDS and self._grown + could <= self._most:
             return False  # it cannot have become too much, so nothing is read
         try:
+            if self._bytes is None:
+                self._bytes = uncounted_bytes(self._at_launch)
             found = _shared_look()
         except OSError:
             return False  # no free descriptor at the moment
-        if self._bytes is not None:
-            change = found - self._bytes
-            self._grown = max(0.0, self._grown + min(change, could))
+        self._grown = max(0.0, self._grown + min(found - self._bytes, could))
         self._bytes, self._cpu, self._read_at = found, cpu, now
         if self._grown <= self._most:
             self._over_since = math.inf
@@ -226,7 +232,7 @@ class UncountedMeter(Meter):
         """End the plugin if it is its turn."""
         if self._counting is None:
             self._counting = self._count()
-        counted = run_slice(self._counting, now)
+        counted = run_slice(self._counting, now, self._over_since + _LONGEST_COUNT_SECONDS)
         if counted is None:
             self._early = self.due = now
             return None
@@ -249,14 +255,20 @@ class UncountedMeter(Meter):
         return held, ahead
 
 
-def count_ends(pids: Iterable[int], enough: int = _MOST_ENDS) -> Generator[None, None, int]:
+def count_ends(pids: Iterable[int], enough: int = _MOST_LINKS) -> Generator[None, None, int]:
     """Count the sockets and pipes that these processes have open. The count may stop above `enough`. What we
     may not see counts nothing."""
     found: set[str] = set()
+    read = 0
     for pid in pids:
         try:
-            for at, name in enumerate(os.listdir(f"/proc/{pid}/fd")):
-                if at % _STEP_LINKS == 0:
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                read += 1
+                if read > _MOST_LINKS:
+                    return _MOST_LINKS
+                if len(found) > enough:
+                    return len(found)
+                if read % _STEP_LINKS == 0:
                     yield
                 try:
                     target = os.readlink(f"/proc/{pid}/fd/{name}")
@@ -264,8 +276,6 @@ def count_ends(pids: Iterable[int], enough: int = _MOST_ENDS) -> Generator[None,
                     continue  # closed since it was listed
                 if target.startswith(("socket:", "pipe:")):
                     found.add(target)
-                    if len(found) > min(enough, _MOST_ENDS):
-                        return len(found)
         except OSError:
             continue  # it has ended, or is another user's
     return len(found)

@@ -106,7 +106,7 @@ def test_where_the_kernel_does_not_say(files: dict[str, str], monkeypatch: pytes
     monkeypatch.setattr(uncounted, "_MEMORY", __file__)  # a file of another filesystem
     files[__file__] = MEMORY
     assert unseen_machine() == f"{__file__} is not the kernel's own: another file is mounted there"
-    assert UncountedMeter(LIMIT, list, None, list).due > 1e9
+    assert UncountedMeter(LIMIT, list, None, list, "").due > 1e9
 
 
 class Group:
@@ -131,7 +131,8 @@ class Machine:
         monkeypatch.setattr(uncounted, "count_ends", self._count)
         neighbours: Any = lambda: [(who > "own", who) for who in self.held if who != "own"]  # noqa: E731
         own: Any = lambda: "own"  # noqa: E731
-        self.meter = UncountedMeter(LIMIT, own, self.group, neighbours)
+        monkeypatch.setattr(uncounted, "uncounted_bytes", {"at launch": self.bytes}.__getitem__)
+        self.meter = UncountedMeter(LIMIT, own, self.group, neighbours, "at launch")
         self.after(0, 0)
 
     def _read(self) -> int:
@@ -198,6 +199,14 @@ def test_what_falls_is_forgotten(machine: Machine) -> None:
     assert machine.after(0.06, 0) == KERNEL_MEMORY
 
 
+def test_what_was_taken_before_the_first_look_counts(machine: Machine) -> None:
+    own: Any = lambda: "own"  # noqa: E731
+    fresh = UncountedMeter(LIMIT, own, machine.group, list, "at launch")
+    machine.bytes += FULL + MIB
+    for at, told in ((machine.now, None), (machine.now + 0.06, KERNEL_MEMORY)):
+        assert fresh.look({}, at) == told
+
+
 def test_slowly_is_too_much_as_well(machine: Machine) -> None:
     told = [machine.after(2, MIB) for _ in range(FULL // MIB + 2)]
     assert told[-1] == KERNEL_MEMORY and set(told[:-1]) == {None}
@@ -227,7 +236,7 @@ def test_a_plugin_with_its_three_streams_alone_is_not_ended(machine: Machine) ->
 
 
 def test_sockets_and_pipes_are_counted_once(tmp_path: Path) -> None:
-    def counted(*pids: int, enough: int = 4096) -> int:
+    def counted(*pids: int, enough: int = 1024) -> int:
         counting = count_ends(pids, enough)
         while True:
             try:
@@ -245,6 +254,7 @@ def test_sockets_and_pipes_are_counted_once(tmp_path: Path) -> None:
         copies = [os.dup(read), os.dup(one.fileno())]
         assert counted(own, own, 2**22 + 1) == before + 2
         assert counted(own, enough=1) == 2
+        assert counted(*[own] * 1024) == 1024  # so many descriptors that the rest is not read
         for fd in copies:
             os.close(fd)
     os.close(read)
