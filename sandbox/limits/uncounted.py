@@ -149,6 +149,12 @@ def _shared_look() -> int:
 # --- the meter --------------------------------------------------------------------------------------------
 
 
+def most_uncounted(limit: int) -> int:
+    """Bytes by which the number may grow while a plugin with this memory limit works."""
+    spare = (os.cpu_count() or 1) * _SPARE_PAGES_PER_PROCESSOR * os.sysconf("SC_PAGE_SIZE")
+    return limit + SPARE_BYTES + spare
+
+
 class UncountedMeter(Meter):
     """Ends a plugin while which ran, and worked, pages that nobody counts have become too many."""
 
@@ -163,8 +169,7 @@ class UncountedMeter(Meter):
         """`limit`: of its memory. `neighbours`: of each other cell that we can see the processes, and whether
         it goes before this one if both have as many sockets and pipes. `at_launch`: the text of meminfo
         then."""
-        spare = (os.cpu_count() or 1) * _SPARE_PAGES_PER_PROCESSOR * os.sysconf("SC_PAGE_SIZE")
-        self._most = limit + SPARE_BYTES + spare
+        self._most = most_uncounted(limit)
         self._processes = processes
         self._cgroup = cgroup
         self._neighbours = neighbours
