@@ -126,7 +126,9 @@ _FAILED: Final[tuple[Code, ...]] = (
     *("capability_not_declared", "capability_not_allowed"),
 )
 # The message says which limit it was, and how to raise it.
-_BY_LIMIT: Final = ("oom", "cpu_time", "file_size", "pids", "disk", "output", "seccomp", "machine_share")
+_BY_LIMIT: Final = (
+    *("oom", "cpu_time", "file_size", "pids", "disk", "output", "seccomp", "machine_share", "kernel_memory"),
+)
 
 
 GOOD: Final = Outcome("ok", "run", "the plugin ended with status 0")

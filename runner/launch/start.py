@@ -10,11 +10,12 @@ from runner.launch.stdio import MakeInspection, Plumbing
 from runner.launch.wait import Clocks
 from sandbox.cell.cell import Bounds, Cell
 from sandbox.cell.launch import launch
+from sandbox.files import kernel_text
 from sandbox.limits.cgroup import CpuTimeMeter, LiftedMeter, MemoryMeter
 from sandbox.limits.meter import LazyMeter, Meter
 from sandbox.limits.rlimits import rlimits
 from sandbox.spec import Limits
-from sandbox.speed.scopes import AbstractContextManager, ExitStack, contextmanager
+from sandbox.speed.scopes import AbstractContextManager, ExitStack, contextmanager, suppress
 from sandbox.speed.typed import TYPE_CHECKING, Callable, Iterator
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 # The cell's init has a deadline of its own, this much after the runner's. It ends the plugin if the runner
 # did not.
 _BACKUP_SECONDS = 0.5
-# Before that, a plugin cannot use up what the whole machine shares: sandbox/limits/shares.py.
+# Before that, a plugin cannot use up what the whole machine shares (sandbox/limits/shares.py), nor take many
+# pages that nobody counts (sandbox/limits/uncounted.py).
 _SHARES_AFTER_SECONDS = 0.25
 
 ConnectStreams = Callable[[Acquired], AbstractContextManager[Plumbing]]
@@ -96,6 +98,12 @@ def start(
         shares = planned.limits.shares
         if shares is not None and shares.part < 1 and not unsandboxed:
             meters.append(LazyMeter(_SHARES_AFTER_SECONDS, lambda: _share_meter(stack, acquired, cell)))
+        memory = limits.memory
+        if memory is not None and not unsandboxed:
+            at_launch = ""
+            with suppress(OSError):  # the meter finds out why
+                at_launch = kernel_text("/proc/meminfo")  # takes 50 µs, and is parsed later
+            meters.append(LazyMeter(_SHARES_AFTER_SECONDS, lambda: _uncounted_meter(memory, cell, at_launch)))
         meters += plumbing.meters if disk is None else (*plumbing.meters, disk)
         yield Started(
             _as_watched(planned, plumbing),
@@ -131,13 +139,14 @@ def make_inspection(planned: Planned) -> MakeInspection:
 
 
 def _socket_meter(acquired: Acquired, limit: int, cell: Cell) -> Meter | None:
-    """The meter of socket buffers in the kernel, if the seccomp filter allows such sockets."""
-    plan = acquired.opened.plan
-    if plan.seccomp == "strict":
+    """The meter of socket buffers in the kernel. The strict filter allows only pairs of unix sockets, which a
+    cgroup charges."""
+    plan, cgroup = acquired.opened.plan, acquired.cgroup
+    if plan.seccomp == "strict" and cgroup is not None and cgroup.counts_memory:
         return None
     from sandbox.limits.socket_meter import SocketMeter
 
-    return SocketMeter(limit, cell.member, cell.processes, acquired.cgroup, plan.share_network)
+    return SocketMeter(limit, cell.member, cell.processes, cgroup, plan.share_network)
 
 
 def _share_meter(stack: ExitStack, acquired: Acquired, cell: Cell) -> Meter:
@@ -164,6 +173,14 @@ def _share_meter(stack: ExitStack, acquired: Acquired, cell: Cell) -> Meter:
         if sockets is None and not plan.share_network:
             sockets = lambda: count_listed_bytes(cell.member(), cell.processes, shares.socket_bytes)  # noqa: E731
     return ShareMeter(shares, ShareSources(files, sockets, None if plan.share_network else cell.member))
+
+
+def _uncounted_meter(limit: int, cell: Cell, at_launch: str) -> Meter:
+    """The meter of kernel pages that nobody counts."""
+    from sandbox.cell.neighbours import other_cells
+    from sandbox.limits.uncounted import UncountedMeter
+
+    return UncountedMeter(limit, cell.processes, cell.cgroup, lambda: other_cells(cell.pid), at_launch)
 
 
 def clocks_of(limits: Limits, began: float) -> Clocks:

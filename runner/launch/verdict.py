@@ -78,6 +78,11 @@ def judge(end: End, limits: Limits, decided_by: DecidedBy = ()) -> tuple[Outcome
         message = f"the plugin took more than its share of the whole machine: {end.detail}"
         outcome = Outcome("crashed", "run", message, end.limit, "raise machine_share in the policy")
         return outcome, 128 + _SIGKILL
+    if end.reason == "limit" and end.limit == "kernel_memory":
+        message = (
+            f"the plugin was ended to save the machine's memory: what no limit counts grew by {end.detail}"
+        )
+        return Outcome("crashed", "run", message, end.limit, _UNCOUNTED_HINT), 128 + _SIGKILL
     if end.limit == "observer":
         outcome = Outcome("internal", "run", f"the run was ended: {end.detail}", end.limit, "start it again")
         return outcome, EXEC_NO_CAGE
@@ -195,6 +200,10 @@ def _own_ending(code: int, hits: tuple[str, ...], decided_by: DecidedBy) -> Outc
 _LIFTED_HINT = (
     "find out which program changed the plugin's cgroup; in a systemd unit, set Delegate=yes, so that the "
     "groups below it are the unit's own"
+)
+_UNCOUNTED_HINT = (
+    "let it use fewer sockets and pipes, and read what is in them; or raise its memory limit, to which that "
+    "growth is compared (docs/limits.md says how)"
 )
 _AROUND_HINT = (
     "raise the limit around the runner (docker run --memory, resources.limits.memory in Kubernetes, "

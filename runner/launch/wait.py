@@ -15,7 +15,7 @@ import select
 import time
 
 from sandbox.cell.cell import KILL_SECONDS, Cell, Exit
-from sandbox.limits.meter import LIFTED, VIOLATION, Meter
+from sandbox.limits.meter import KERNEL_MEMORY, LIFTED, VIOLATION, Meter
 from sandbox.speed.signals import signal
 from sandbox.speed.typed import TYPE_CHECKING, Generator, Literal, Mapping, Sequence
 from sandbox.speed.value import NamedTuple
@@ -167,6 +167,8 @@ class _Watch:
                 if ran_out is not None and self.limit is None:
                     self.limit, self.detail = ran_out, meter.why
                     self._finish("limit")
+                    if ran_out == KERNEL_MEMORY and self.steps == 1:
+                        self._escalate()  # at once: until its last process is gone, it may take more
             if self.launch is not None and now >= self.launch:
                 self.launch = None
                 if not self.cell.runs() and not self._is_over():

@@ -404,6 +404,9 @@ def _kernel_memory() -> Iterator[Attack]:
             ("EINVAL", "EPERM"),
         ),
         ("poll", "1025 descriptors to wait for", ("poll_many", "1025"), ("EINVAL",)),
+        ("splice", "pages that splice puts into a pipe", ("zeroes", "splice"), ("EINVAL",)),
+        ("tee", "pages that tee puts into a pipe", ("zeroes", "tee"), ("EINVAL",)),
+        ("sendfile", "pages that sendfile puts into a socket", ("zeroes", "sendfile"), ("EINVAL",)),
         ("huge-file", "a file of huge pages", ("huge_memory_file",), ("EINVAL",)),
         (
             "huge-page",

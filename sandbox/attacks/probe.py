@@ -305,6 +305,20 @@ def poll_many(count: str) -> bool:
     return True
 
 
+def zeroes(way: str) -> int:
+    """Put a page of /dev/zero into a pipe or a unix socket, without a copy."""
+    zero = os.open("/dev/zero", os.O_RDONLY)
+    reading, writing = os.pipe()
+    if way == "splice":
+        return os.splice(zero, writing, 4096)
+    if way == "tee":
+        os.write(writing, b"zeroes")
+        return check(libc.tee(reading, os.pipe()[1], ctypes.c_size_t(6), 0))
+    one, other = socket.socketpair()
+    with one, other:
+        return os.sendfile(one.fileno(), zero, 0, 4096)
+
+
 def huge_memory_file() -> bool:
     os.close(os.memfd_create("huge", 4))  # MFD_HUGETLB
     return True

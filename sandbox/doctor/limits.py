@@ -30,6 +30,7 @@ from sandbox.limits.cgroup_survey import (
 )
 from sandbox.limits.rlimits import OPEN_FILES
 from sandbox.limits.shares import shares_of
+from sandbox.limits.uncounted import SPARE_BYTES, uncounted_bytes, unseen_machine
 from sandbox.paths.mounts import Mounts, read_mounts
 from sandbox.policy.policy import LimitRule, Policy
 from sandbox.spawn.init import fork_into, join_cgroups
@@ -287,7 +288,29 @@ def shares(rules: Iterable[tuple[str, LimitRule]], part: float) -> list[Finding]
             f"send, {found.describe('net.ipv4.tcp_max_orphans')}, and is ended if there are more",
             _NOT_OF_THE_HOST,
         ),
+        _uncounted_memory(unseen_machine()),
     ]
+
+
+def _uncounted_memory(unseen: str) -> Finding:
+    """`unseen`: why the runner cannot see it, or ''."""
+    layer = "uncounted_memory"
+    if unseen:
+        return Finding(
+            layer,
+            "degraded",
+            f"kernel memory that no limit counts is not watched: {unseen}",
+            "a plugin that finds a way to take such memory is ended by no limit",
+            "run the runner where /proc is the kernel's own, without lxcfs and not in gVisor",
+            "proc",
+        )
+    most = f"its memory limit and {SPARE_BYTES >> 20} MiB"
+    return Finding(
+        layer,
+        "info",
+        f"a plugin is ended if kernel memory that no limit counts grows by more than {most} while it works",
+        f"now {uncounted_bytes() >> 20} MiB on this machine",
+    )
 
 
 _NOT_OF_THE_HOST = "not of a plugin with the host's network: there nobody can tell whose they are"

@@ -69,6 +69,13 @@ class Counters(NamedTuple):
     lifted: tuple[str, ...] = ()  # limits that another program lifted; their counters may be None
 
 
+class ChargedMemory(NamedTuple):
+    """Bytes that a group is charged for."""
+
+    pages: int = 0  # of its processes
+    kernel: int = 0
+
+
 class CgroupDirectory:
     """One group. On v2 with controllers it is inside another one, which hands them down."""
 
@@ -195,18 +202,18 @@ class Cgroup:
                 return user / 1e9, system / 1e9
         return None, None
 
-    def memory_of_processes(self) -> int | None:
-        """Bytes that are charged for the processes and cannot be reclaimed: without the page cache, and
-        without TCP and UDP sockets, which only v2 charges here. For v1 kernel memory is left out, because v1
-        does not show which part of it can be reclaimed."""
+    def charged(self) -> ChargedMemory | None:
+        """What is charged for the processes and cannot be reclaimed: without the page cache, and without TCP
+        and UDP sockets, which only v2 charges here. For v1 kernel memory is left out, because v1 does not
+        show which part of it can be reclaimed."""
         memory = self._by.get("memory")
         if memory is None:
             return None
         stat = memory.table("memory.stat")
         if memory.site.version == 1:
-            return stat.get("total_rss", 0) + stat.get("total_shmem", 0)
+            return ChargedMemory(stat.get("total_rss", 0) + stat.get("total_shmem", 0), 0)
         kernel = max(0, stat.get("kernel", 0) - stat.get("slab_reclaimable", 0))
-        return stat.get("anon", 0) + stat.get("shmem", 0) + kernel
+        return ChargedMemory(stat.get("anon", 0) + stat.get("shmem", 0), kernel)
 
     def oom_event(self) -> int | None:
         """A descriptor that becomes readable when memory runs out; the caller closes it. None on v2, where

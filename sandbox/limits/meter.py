@@ -20,6 +20,8 @@ MACHINE_SHARE = "machine_share"
 LIFTED = "lifted"
 # Or this: the observer of `runner learn` has ended, and the plugin's calls fail without it.
 OBSERVER = "observer"
+# Or this: pages that nobody counts have grown while the plugin worked.
+KERNEL_MEMORY = "kernel_memory"
 
 SHORTEST_PAUSE_SECONDS = 0.02
 # A look should take at most this part of the time between two looks. The plugin decides how long a look
@@ -44,8 +46,8 @@ class Meter:
         return {}
 
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
-        """The name of the limit that is exceeded (a field of Limits), VIOLATION, MACHINE_SHARE, LIFTED or
-        OBSERVER; else None."""
+        """The name of the limit that is exceeded (a field of Limits), VIOLATION, MACHINE_SHARE, LIFTED,
+        OBSERVER or KERNEL_MEMORY; else None."""
         return None
 
     def peaks(self) -> Mapping[str, float]:

@@ -308,8 +308,8 @@ def count_listed_bytes(member: int | None, processes: Callable[[], Iterable[int]
     network = None if member is None else open_network(member)
     if network is None:
         return 0.0
-    tables = SocketTables(network, processes, 0.0, unix=False)
+    tables = SocketTables(network, processes, 0.0)
     try:
-        return (yield from tables.read(lambda: 0, enough))
+        return (yield from tables.read(lambda: 0, enough, charged=math.inf))  # without unix sockets
     finally:
         tables.close()

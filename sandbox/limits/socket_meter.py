@@ -1,9 +1,9 @@
 """The memory limit for kernel memory of sockets, which no cgroup limits in full.
 
 cgroup v2 charges received TCP and UDP data, and v1 counts TCP separately. Without a cgroup only machine-wide
-numbers limit it. Replies of netlink, error queues and corked datagrams are charged nowhere. So the runner
-adds up what the plugin's sockets hold (socket_tables.py) and the memory that a cgroup charges for its
-processes, and ends a plugin that has more than its limit.
+numbers limit it. Replies of netlink, error queues, corked datagrams and pages that were moved into unix
+sockets are charged nowhere. So the runner adds up what the plugin's sockets hold (socket_tables.py) and the
+memory that a cgroup charges for its processes, and ends a plugin that has more than its limit.
 
 Adding up costs a millisecond even for one socket, because the kernel walks through the table of all
 namespaces. So the runner first rules out that it could be too much: if there are few sockets, or if the
@@ -58,7 +58,7 @@ class _LastLook(NamedTuple):
     shown: SocketCounters | None = None
 
 
-class _ProcessTimes:
+class ProcessTimes:
     """Adds up the processor time of processes that are in no cgroup."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class SocketMeter(Meter):
         self._began = 0.0  # when the current look began
         self._took = 0.0  # processor time of the current look
         self._last_look = _LastLook()
-        self._times = _ProcessTimes()
+        self._times = ProcessTimes()
         # Processor time, or the counters, at the last look.
         self._before: float | SocketCounters | None = None
         self._is_idle = False
@@ -176,14 +176,15 @@ class SocketMeter(Meter):
             self._update_idle(cpu, shown)
             if self._is_quiet(now, cpu, shown):
                 return self._last_look.held
-            charged = self._charged()
+            pages, kernel = self._charged()
+            charged = float(pages + kernel)
             if charged + most <= self._limit:
                 self._last_look = _LastLook(now, charged, charged + most, cpu, shown)
                 return charged
             if not self._open_tables():
                 return charged
             self._began, self._last_look = now, _LastLook(now, 0.0, 0.0, cpu, shown)
-            self._reading = self._read(charged, 0 if shown is None else shown.closed)
+            self._reading = self._read(charged, 0 if shown is None else shown.closed, kernel)
         return self._continue_look(self._reading, now)
 
     def _update_idle(self, cpu: float | None, shown: SocketCounters | None) -> None:
@@ -209,12 +210,14 @@ class SocketMeter(Meter):
             and shown.queued <= last.shown.queued + self._limit * _MORE_SHARE
         )
 
-    def _charged(self) -> float:
-        return (self._cgroup.memory_of_processes() or 0) if self._cgroup is not None else 0
+    def _charged(self) -> tuple[int, int]:
+        """Bytes that the cgroup charges: of the processes, and of the kernel."""
+        return (self._cgroup.charged() if self._cgroup is not None else None) or (0, 0)
 
-    def _read(self, charged: float, closed: int) -> Generator[None, None, float]:
+    def _read(self, charged: float, closed: int, kernel: int) -> Generator[None, None, float]:
+        """`kernel`: the part of `charged` in which unix sockets may be counted."""
         assert self._tables is not None
-        found = yield from self._tables.read(self._sockets, self._limit - charged - closed)
+        found = yield from self._tables.read(self._sockets, self._limit - charged - closed, kernel)
         return charged + closed + found
 
     def _continue_look(self, reading: Generator[None, None, float], now: float) -> float | None:
@@ -254,7 +257,7 @@ class SocketMeter(Meter):
                 network = None if pid is None else open_network(pid)
                 if network is None:
                     return False
-            self._tables = SocketTables(network, self._processes, self._each, not self._charges)
+            self._tables = SocketTables(network, self._processes, self._each)
         return True
 
     def _shown(self) -> SocketCounters | None:

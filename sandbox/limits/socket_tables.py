@@ -96,25 +96,28 @@ def open_network(pid: int) -> SocketLists | None:
 
 class SocketTables:
     """`network`: None if the plugin is on the host's network. `most`: the most bytes that one socket can
-    hold. `unix`: whether unix sockets count; a cgroup charges them to the sender."""
+    hold."""
 
     def __init__(
-        self, network: SocketLists | None, processes: Callable[[], Iterable[int]], most: float, unix: bool
+        self, network: SocketLists | None, processes: Callable[[], Iterable[int]], most: float
     ) -> None:
         self._network = network
         self._processes = processes
         self._most = most
-        self._unix = unix
         self.is_sure = True  # False if missing sockets are not confirmed yet
         self._missing = 0.0  # missing sockets that are confirmed: at every look for half a second
         self._fewest: float | None = None  # missing at each look since `_since`
         self._since = 0.0
 
-    def read(self, used: Callable[[], int | None], limit: float) -> Generator[None, None, float]:
+    def read(
+        self, used: Callable[[], int | None], limit: float, charged: float = 0.0
+    ) -> Generator[None, None, float]:
         """The bytes that all sockets hold. `used`: reads how many sockets there are. The count may stop above
-        `limit`. A generator: the caller may do other work between steps."""
+        `limit`. `charged`: kernel memory that the caller has counted. A cgroup charges what is written to
+        unix sockets, so of these only what is above that counts here. A generator: the caller may do other
+        work between steps."""
         before = used()
-        listed = _Listed()
+        listed = _Listed(charged)
         by_diag = self._network is not None and (yield from self._list(self._network, listed, limit))
         if listed.is_over(limit):
             return max(listed.held, limit + 1)
@@ -123,15 +126,15 @@ class SocketTables:
         if by_diag and listed.held + missing * self._most <= limit:
             self._forget()
             return listed.held
-        seen = yield from _query_sockets(self._processes(), listed.amounts if by_diag else (), self._unix)
-        held = listed.held
-        for inode, amount in seen.found.items():
-            held += max(0, amount - listed.amounts.get(inode, 0))
+        seen = yield from _query_sockets(self._processes(), listed.amounts if by_diag else ())
         missing -= sum(inode not in listed.amounts for inode in seen.found) + _FEW_MISSING
+        for inode, one in seen.found.items():
+            more = max(0, EMPTY_SOCKET_BYTES + one.held - listed.amounts.get(inode, 0))
+            listed.count(more, one.is_unix)
         if self._network is None or seen.blind or not 0 < missing < math.inf:
             self._forget()
-            return held
-        return held + self._confirm_missing(missing) * self._most
+            return listed.held
+        return listed.held + self._confirm_missing(missing) * self._most
 
     def _forget(self) -> None:
         self.is_sure, self._missing, self._fewest = True, 0.0, None
@@ -155,7 +158,7 @@ class SocketTables:
             try:
                 for wanted in (TCP, UDP4, UDP6, UNIX):
                     for entries in list_sockets(network.kernel, wanted):
-                        listed.add(entries, wanted is not UNIX or self._unix)
+                        listed.add(entries, wanted is UNIX)
                         if listed.is_over(limit):
                             return True
                         yield
@@ -176,27 +179,39 @@ class SocketTables:
 
 
 class _Listed:
-    """The sockets listed so far."""
+    """The sockets listed so far. `charged`: bytes of unix sockets that are counted elsewhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, charged: float) -> None:
+        self._charged = charged
         self.clear()
 
     def clear(self) -> None:
         self.sockets = 0
-        self.held = 0
+        self._others = 0
+        self._unix = 0
         self.amounts: dict[int, int] = {}  # by inode, of those that a process has
+
+    @property
+    def held(self) -> float:
+        return self._others + max(0, self._unix - self._charged)
 
     def is_over(self, limit: float) -> bool:
         return self.held > limit or self.sockets > _MOST_SOCKETS
 
-    def add(self, entries: Iterable[ListedSocket], counts: bool = True) -> None:
+    def count(self, amount: int, is_unix: bool) -> None:
+        if is_unix:
+            self._unix += amount
+        else:
+            self._others += amount
+
+    def add(self, entries: Iterable[ListedSocket], is_unix: bool = False) -> None:
         for inode, held in entries:
             if held is None:
-                self.held += EMPTY_CONNECTION_BYTES
+                self.count(EMPTY_CONNECTION_BYTES, is_unix)
                 continue
             self.sockets += 1
-            amount = EMPTY_SOCKET_BYTES + (held if counts else 0)
-            self.held += amount
+            amount = EMPTY_SOCKET_BYTES + held
+            self.count(amount, is_unix)
             if inode:
                 self.amounts[inode] = amount
 
@@ -233,15 +248,20 @@ def parse_table(lines: Iterable[bytes], netlink: bool = False) -> Iterator[Liste
 # --- descriptors --------------------------------------------------------------------------------------------
 
 
+class _Queried(NamedTuple):
+    held: int  # bytes
+    is_unix: bool
+
+
 class _Seen(NamedTuple):
-    found: dict[int, int]  # bytes by inode
+    found: dict[int, _Queried]  # by inode
     blind: bool  # we may inspect none of the processes
 
 
-def _query_sockets(pids: Iterable[int], known: Container[int], unix: bool) -> Generator[None, None, _Seen]:
+def _query_sockets(pids: Iterable[int], known: Container[int]) -> Generator[None, None, _Seen]:
     """Query each socket that is not `known` for its memory. Descriptor tables of single threads are not read:
     a socket that is only there counts as missing."""
-    found: dict[int, int] = {}
+    found: dict[int, _Queried] = {}
     looked = closed = 0
     for pid in pids:
         try:
@@ -254,9 +274,9 @@ def _query_sockets(pids: Iterable[int], known: Container[int], unix: bool) -> Ge
                     yield
                 inode = _socket_inode(f"/proc/{pid}/fd/{name}")
                 if inode and inode not in known and inode not in found:
-                    held = _query_socket(process, int(name), unix)
-                    if held is not None:
-                        found[inode] = EMPTY_SOCKET_BYTES + held
+                    queried = _query_socket(process, int(name))
+                    if queried is not None:
+                        found[inode] = queried
             looked += 1
         except PermissionError:
             closed += 1
@@ -276,8 +296,8 @@ def _socket_inode(link: str) -> int:
     return int(target[8:-1]) if target.startswith("socket:[") else 0
 
 
-def _query_socket(process: int, number: int, unix: bool) -> int | None:
-    """The bytes that a socket of another process holds. None: it was closed since it was listed. Raises
+def _query_socket(process: int, number: int) -> _Queried | None:
+    """What a socket of another process holds. None: it was closed since it was listed. Raises
     PermissionError."""
     fd = open_libc().syscall(_PIDFD_GETFD, process, number, 0)
     if fd < 0:
@@ -289,11 +309,11 @@ def _query_socket(process: int, number: int, unix: bool) -> int | None:
     except OSError:  # the number belongs to another file by now
         os.close(fd)
         return None
+    is_unix = one.family == _socket.AF_UNIX
     try:
-        if one.family == _socket.AF_UNIX and not unix:
-            return 0
-        return memory_of(one.getsockopt(_socket.SOL_SOCKET, _SO_MEMINFO, MEMORY_BYTES))
+        held = memory_of(one.getsockopt(_socket.SOL_SOCKET, _SO_MEMINFO, MEMORY_BYTES))
+        return _Queried(held, is_unix)
     except OSError:
-        return 0
+        return _Queried(0, is_unix)
     finally:
         one.close()

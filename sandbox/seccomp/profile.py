@@ -31,6 +31,9 @@ ERRNOS: dict[str, int] = {
 
 _LOW_WORD = 0xFFFFFFFF
 
+# The tables of a profile that list calls, and the answer of each.
+VERDICTS: dict[str, str] = {"allow": "allow", "enosys": "ENOSYS", "einval": "EINVAL", "deny": "EPERM"}
+
 
 class ProfileError(ValueError):
     """The profile cannot be compiled. The text names profile, entry and fault."""
@@ -58,20 +61,19 @@ class Rule(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """A verdict for each system call; calls in no set are denied."""
+    """A verdict for each system call; calls that have none are denied."""
 
     name: str
-    allow: frozenset[str]
-    enosys: frozenset[str]
-    deny: frozenset[str]
+    verdicts: dict[str, str]  # a key of VERDICTS for each call
     rules: dict[str, Rule]
 
     def action(self, name: str) -> str | Rule:
         if name in self.rules:
             return self.rules[name]
-        if name in self.allow:
-            return "allow"
-        return "ENOSYS" if name in self.enosys else "EPERM"
+        return VERDICTS[self.verdicts.get(name, "deny")]
+
+    def calls(self, verdict: str) -> frozenset[str]:
+        return frozenset(call for call, its in self.verdicts.items() if its == verdict)
 
 
 # Profiles ----------------------------------------------------------------------------------------------
@@ -91,16 +93,16 @@ def read_profile(name: str, document: dict[str, object], base: Profile | None) -
 
     A call has one verdict. Repeating a verdict of the base is refused: the author probably misread the base.
     """
-    unknown_tables = sorted(set(document) - {"extends", "allow", "enosys", "deny", "rules"})
+    unknown_tables = sorted(set(document) - {"extends", "rules", *VERDICTS})
     if unknown_tables:
         raise ProfileError(f"{name}: unknown table {unknown_tables[0]}")
     stated: dict[str, str] = {}
-    for verdict in ("allow", "enosys", "deny"):
+    for verdict in VERDICTS:
         for group, names in cast("dict[str, list[str]]", document.get(verdict, {})).items():
             for call in names:
                 if call in stated:
                     raise ProfileError(f"{name}: [{verdict}] {group}: {call} already has a verdict")
-                if base is not None and call in getattr(base, verdict):
+                if base is not None and base.verdicts.get(call) == verdict:
                     raise ProfileError(f"{name}: [{verdict}] {group}: {call} has this verdict in {base.name}")
                 stated[call] = verdict
     rules: dict[str, Rule] = {}
@@ -109,12 +111,9 @@ def read_profile(name: str, document: dict[str, object], base: Profile | None) -
             raise ProfileError(f"{name}: {call} has both a verdict and a rule")
         rules[call] = _read_rule(f"{name}: rules.{call}", table)
 
-    def merged(verdict: str) -> frozenset[str]:
-        kept = getattr(base, verdict) - set(stated) - set(rules) if base is not None else frozenset()
-        return frozenset(kept | {call for call, its in stated.items() if its == verdict})
-
+    kept: dict[str, str] = {} if base is None else {c: v for c, v in base.verdicts.items() if c not in rules}
     kept_rules = {} if base is None else {c: r for c, r in base.rules.items() if c not in stated}
-    return Profile(name, merged("allow"), merged("enosys"), merged("deny"), kept_rules | rules)
+    return Profile(name, kept | stated, kept_rules | rules)
 
 
 def _read_rule(where: str, table: dict[str, object]) -> Rule:
@@ -168,7 +167,7 @@ def compile_filter(profile: Profile, arch: str) -> bytes:
     """
     table = syscalls.load(arch)
     known = set(table).union(*(syscalls.load(other) for other in syscalls.ARCHES))
-    named = profile.allow | profile.enosys | profile.deny | set(profile.rules)
+    named = set(profile.verdicts) | set(profile.rules)
     unknown = sorted(named - known)
     if unknown:
         raise ProfileError(f"{profile.name}: no system call is called {unknown[0]}")

@@ -186,6 +186,7 @@ def filter_document(profile: str) -> dict[str, Any]:
     known = set(syscalls.load(os.uname().machine))
     entries = [_entry(_names(rules["allow"]) & known, "SCMP_ACT_ALLOW")]
     entries.append(_entry(_names(rules["enosys"]) & known, "SCMP_ACT_ERRNO", errno.ENOSYS))
+    entries.append(_entry(_names(rules["einval"]) & known, "SCMP_ACT_ERRNO", errno.EINVAL))
     for name in sorted(set(rules["rules"]) & known):
         entries += _rule(name, rules["rules"][name])
     return {

@@ -29,13 +29,13 @@ ARCHITECTURES = ("SCMP_ARCH_X86_64", "SCMP_ARCH_AARCH64")
 
 # Docker allows these, the profile for plugins does not: they reach other processes of the same user, set the
 # clock or the segment table, use up what the machine shares, or name files by handle, each within what the
-# caller's capabilities allow.
+# caller's capabilities allow. The runner and the gate use splice themselves.
 _DOCKER_ALLOWS = (
     *("adjtimex", "clock_adjtime", "fanotify_mark", "memfd_secret", "name_to_handle_at", "openat2"),
     *("process_mrelease", "process_vm_readv", "process_vm_writev", "ptrace", "vmsplice"),
     *("statmount", "listmount", "lsm_get_self_attr", "lsm_set_self_attr", "lsm_list_modules"),
     *("io_setup", "io_destroy", "io_submit", "io_cancel", "io_getevents", "io_pgetevents"),
-    *("sync", "syncfs", "cachestat", "remap_file_pages", "uprobe", "uretprobe"),
+    *("splice", "tee", "sendfile", "sync", "syncfs", "cachestat", "remap_file_pages", "uprobe", "uretprobe"),
     *("chroot", "modify_ldt", "get_thread_area", "set_thread_area", "epoll_ctl_old", "epoll_wait_old"),
 )
 

@@ -114,7 +114,7 @@ def ending(export: DeclaredExport | None, end: CallEnd) -> InvocationEnd:
         code = "runner.hello_timeout" if hello else "runner.deadline_exceeded"
         return _by_effect(code, end.written, lost)
     if outcome.code == "crashed":
-        if outcome.cause in ("oom", "machine_share", *Limits._fields):
+        if outcome.cause in ("oom", "machine_share", "kernel_memory", *Limits._fields):
             return InvocationEnd("failed", "runner.resource_exhausted", lost)
         return _by_effect("runner.crashed", end.written, lost)
     if outcome.code == "internal":

@@ -205,6 +205,7 @@ def by_limit(name: str, code: int | None = KILL) -> End:
         # No limit of its own: a number that the whole machine shares.
         (by_limit("machine_share"), "crashed", "machine_share", KILL, ()),
         (by_limit("machine_share", 0), "crashed", "machine_share", KILL, ()),
+        (by_limit("kernel_memory"), "crashed", "kernel_memory", KILL, ()),
         # Clocks.
         (by_deadline(KILL), "timeout", "deadline", 124, ("deadline",)),
         (ended(None, reason="launch", forced=True), "launch_failed", "deadline", 124, ("launch",)),
@@ -231,7 +232,7 @@ def test_an_ending_with_limits(end: End, code: str, cause: str, status: int, hit
     assert outcome.phase == _phase(outcome, end)
 
 
-_REMEDIABLE = ("oom", "pids", "cpu_time", "file_size", "disk", "output", "machine_share")
+_REMEDIABLE = ("oom", "pids", "cpu_time", "file_size", "disk", "output", "machine_share", "kernel_memory")
 
 
 def _phase(outcome: Outcome, end: End) -> str:

@@ -183,6 +183,7 @@ def test_the_shares_are_told(monkeypatch: pytest.MonkeyPatch, memory: int | None
     whole = Shares(1.0, 400_000, 128 << 20, 8000)
     quarter = Shares(0.25, 100_000, 32 << 20, 2000)
     monkeypatch.setattr(limits, "shares_of", {1.0: whole, 0.25: quarter}.__getitem__)
+    monkeypatch.setattr(limits, "unseen_machine", lambda: "")
     rules = [("memory", LimitRule(memory)), ("pids", LimitRule(20, 100))]
     found = told(limits.shares(rules, 0.25))
     assert {finding.status for name, finding in found.items() if name != "shared_memory"} == {"info"}
@@ -194,6 +195,11 @@ def test_the_shares_are_told(monkeypatch: pytest.MonkeyPatch, memory: int | None
     memory_told = found["shared_socket_memory"].summary
     assert f"hold {sockets} of 128 MiB, {100 * sockets / 128:g}% of net.ipv4.tcp_mem" in memory_told
     assert "2000 of 8000 connections" in found["shared_orphans"].summary
+    assert "more than its memory limit and 256 MiB" in found["uncounted_memory"].summary
+    monkeypatch.setattr(limits, "unseen_machine", lambda: "/proc/meminfo is of lxcfs")
+    unseen = told(limits.shares(rules, 0.25))["uncounted_memory"]
+    assert (unseen.status, unseen.cause) == ("degraded", "proc")
+    assert "not watched: /proc/meminfo is of lxcfs" in unseen.summary
 
 
 @pytest.mark.parametrize(

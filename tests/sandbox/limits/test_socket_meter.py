@@ -13,6 +13,7 @@ import pytest
 
 from sandbox.limits import meter as meters
 from sandbox.limits import socket_meter
+from sandbox.limits.cgroup import ChargedMemory
 from sandbox.limits.socket_meter import SocketCounters, SocketMeter, largest_socket_bytes, parse_sockstat
 
 MIB = 1 << 20
@@ -30,8 +31,8 @@ class Group:
     def cpu(self) -> float | None:
         return self.seconds
 
-    def memory_of_processes(self) -> int:
-        return self.memory
+    def charged(self) -> ChargedMemory:
+        return ChargedMemory(self.memory)
 
 
 class Scripted(SocketMeter):
@@ -55,7 +56,7 @@ class Scripted(SocketMeter):
     def _shown(self) -> SocketCounters | None:
         return self.shown
 
-    def _read(self, charged: float, closed: int) -> Generator[None, None, float]:
+    def _read(self, charged: float, closed: int, kernel: int) -> Generator[None, None, float]:
         self.reads += 1
         for _ in range(self.steps):
             yield

@@ -128,7 +128,7 @@ def test_each_way_to_hold_memory_counts(
     clock = [100.0]
     monkeypatch.setattr(socket_tables, "monotonic", lambda: clock[0])
     shown = network if by_diag else network._replace(kernel=None)
-    tables = SocketTables(shown, lambda: [holder.pid], largest_socket_bytes(), unix=True)
+    tables = SocketTables(shown, lambda: [holder.pid], largest_socket_bytes())
     told = {}
     for way in WAY_NAMES[:-2]:
         assert holder.hold("") == 0
@@ -151,19 +151,21 @@ def test_each_way_to_hold_memory_counts(
 
 def test_what_is_charged_to_the_sender_by_a_cgroup_counts_once(holder: Holder, network: SocketLists) -> None:
     holder.hold("unix")
-    tables = SocketTables(network, lambda: [holder.pid], largest_socket_bytes(), unix=False)
-    assert ended(tables.read(holder.used, math.inf)) < MIB
-    holder.hold("netlink")
-    assert ended(tables.read(holder.used, math.inf)) > GOAL
+    for shown in (network, network._replace(kernel=None)):
+        tables = SocketTables(shown, lambda: [holder.pid], largest_socket_bytes())
+        held = holder.hold("unix")
+        most = held + MIB  # with empty sockets
+        for charged, least, above in ((0, held, most), (held - MIB, MIB, 2 * MIB), (2 * held, 0, MIB)):
+            assert least <= ended(tables.read(holder.used, math.inf, charged)) < above, charged
+        holder.hold("netlink")
+        assert ended(tables.read(holder.used, math.inf, math.inf)) > GOAL
 
 
 def test_on_the_hosts_network_only_what_its_processes_have_counts(holder: Holder) -> None:
-    tables = SocketTables(None, lambda: [holder.pid], largest_socket_bytes(), unix=False)
-    for way in ("netlink", "UDP errors, disconnected", "TCP"):
+    tables = SocketTables(None, lambda: [holder.pid], largest_socket_bytes())
+    for way in ("netlink", "UDP errors, disconnected", "TCP", "unix"):
         held = holder.hold(way)
         assert held <= ended(tables.read(lambda: None, math.inf)) < held + MIB
-    holder.hold("unix")
-    assert ended(tables.read(lambda: None, math.inf)) < MIB
 
 
 def test_a_look_ends_when_there_is_too_much(
@@ -173,7 +175,7 @@ def test_a_look_ends_when_there_is_too_much(
     held = holder.hold("UDP held back")
     monkeypatch.setattr(socket_tables, "_PIECE_BYTES", 1024)
     for shown in (network, network._replace(kernel=None)):
-        tables = SocketTables(shown, lambda: [holder.pid], largest_socket_bytes(), unix=True)
+        tables = SocketTables(shown, lambda: [holder.pid], largest_socket_bytes())
         for _ in range(2):
             found = ended(tables.read(holder.used, MIB))
             assert found > MIB
@@ -186,7 +188,7 @@ def test_more_sockets_than_are_looked_at_are_too_many(
 ) -> None:
     holder.hold("UDP held back")
     monkeypatch.setattr(socket_tables, "_MOST_SOCKETS", 10)
-    tables = SocketTables(network, lambda: [holder.pid], 0, unix=True)
+    tables = SocketTables(network, lambda: [holder.pid], 0)
     assert ended(tables.read(holder.used, 1 << 40)) > 1 << 40
 
 
@@ -201,7 +203,7 @@ def test_a_socket_that_is_missing_for_a_moment_does_not_count(
     while (holder.used() or 0) > 2:
         pass
     listed = holder.used() or 0
-    tables = SocketTables(network, list, 1 << 30, unix=True)
+    tables = SocketTables(network, list, 1 << 30)
     for seconds, missing, counted in (
         (0.0, 5, 0),
         (0.4, 1, 0),
@@ -222,7 +224,7 @@ def test_processes_that_may_not_be_inspected(holder: Holder, network: SocketList
     script = f"""
 import sys
 from sandbox.limits.socket_tables import SocketTables, open_network
-tables = SocketTables(open_network({holder.pid})._replace(kernel=None), lambda: [{holder.pid}], 1 << 40, True)
+tables = SocketTables(open_network({holder.pid})._replace(kernel=None), lambda: [{holder.pid}], 1 << 40)
 reading = tables.read(lambda: 1000, 1 << 30)
 try:
     while True:

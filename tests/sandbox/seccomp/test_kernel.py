@@ -192,6 +192,9 @@ REFUSED = [
     Row("fanotify_mark", "-1,0,0,-1,0", "EPERM"),
     Row("quotactl_fd", "-1,0,0,0", "EPERM", since=(5, 14)),
     Row("vmsplice", "-1,0,0,0", "EPERM"),
+    Row("splice", "-1,0,-1,0,1,0", "EINVAL"),  # without the filter: EBADF
+    Row("tee", "-1,-1,1,0", "EINVAL"),
+    Row("sendfile", "-1,-1,0,1", "EINVAL"),
     Row("memfd_secret", "-1", "EPERM"),
     Row("mbind", "0,0,0,0,0,-1", "EPERM"),
     Row("move_pages", "0,0,0,0,0,-1", "EPERM"),
@@ -483,7 +486,7 @@ def test_a_32_bit_program_is_killed(cage: KernelCage, programs: Path, profile: s
 # --- What must work ----------------------------------------------------------------------------------------
 
 PYTHON = """
-import asyncio, mmap, os, shutil, sqlite3, ssl, struct, subprocess, sys, tarfile, tempfile, threading
+import asyncio, mmap, os, shutil, socket, sqlite3, ssl, struct, subprocess, sys, tarfile, tempfile, threading
 import concurrent.futures
 results = []
 threads = [threading.Thread(target=results.append, args=(n,)) for n in range(8)]
@@ -509,6 +512,19 @@ with tempfile.TemporaryDirectory() as where:
         archive.add(again, "again")
     with tarfile.open(os.path.join(where, "t.tar")) as archive:
         archive.extractall(os.path.join(where, "out"))
+    # sendfile is refused, so these copy by read and write.
+    large = os.path.join(where, "large")
+    with open(large, "wb") as file:
+        file.write(bytes(range(256)) * 600)
+    with open(shutil.copyfile(large, large + "2"), "rb") as file:
+        assert file.read() == bytes(range(256)) * 600
+    one, other = socket.socketpair()
+    with one, other, open(large, "rb") as file:
+        reader = threading.Thread(target=lambda: results.append(len(other.recv(153600, socket.MSG_WAITALL))))
+        reader.start()
+        assert one.sendfile(file) == 153600
+        reader.join()
+        assert results[-1] == 153600
 ssl.create_default_context(); mmap.mmap(-1, 1 << 22).close(); os.close(os.memfd_create("m"))
 async def main():
     child = await asyncio.create_subprocess_exec("echo", "hello", stdout=asyncio.subprocess.PIPE)
@@ -516,11 +532,15 @@ async def main():
     assert await asyncio.to_thread(lambda: 5) == 5
     if sys.argv[1] != "strict":
         async def serve(reader, writer):
-            writer.write(await reader.readline()); await writer.drain(); writer.close()
+            writer.write(await reader.readline()); await writer.drain()
+            with open(os.__file__, "rb") as file:
+                await asyncio.get_running_loop().sendfile(writer.transport, file)
+            writer.close()
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
         writer.write(b"over loopback\\n")
         assert await reader.readline() == b"over loopback\\n"
+        assert len(await reader.read()) == os.stat(os.__file__).st_size
         writer.close(); server.close()
 asyncio.run(main())
 print("fine")
@@ -538,6 +558,9 @@ const fs = require('fs'), http = require('http'), strict = process.argv.at(-1) =
   await fs.promises.writeFile('/tmp/f', 'text');
   if (await fs.promises.readFile('/tmp/f', 'utf8') !== 'text') throw 'fs';
   fs.watch('/tmp').close();
+  fs.copyFileSync('/tmp/f', '/tmp/g'); fs.cpSync('/tmp/g', '/tmp/h');
+  if (fs.readFileSync('/tmp/h', 'utf8') !== 'text') throw 'copyFile';
+  await require('stream/promises').pipeline(fs.createReadStream('/tmp/f'), fs.createWriteStream('/tmp/i'));
   await require('util').promisify(require('zlib').gzip)('x'); require('crypto').randomBytes(8);
   if (!strict) {
     const server = http.createServer((_, answer) => answer.end('served'));
@@ -582,7 +605,8 @@ int main(void)
 
 SHELL = (
     'set -e; cd /tmp; mkfifo p; (echo a; echo b) | sort -r > p & read x < p; wait; test "$x" = b;'
-    " cp -a /probe/attributes .; tar cf t attributes; tar xf t; echo fine"
+    " cp -a /probe/attributes .; tar cf t attributes; tar xf t;"
+    " cat t | cat > u; cmp t u; cp t v; tee w < t > x; cmp w x; echo fine"
 )
 
 GIT = """
@@ -622,6 +646,10 @@ fn main() {
     assert_eq!(Command::new("echo").arg("hello").output().unwrap().stdout, b"hello\n");
     std::fs::write("/tmp/f", "text").unwrap();
     assert_eq!(std::fs::read_to_string("/tmp/f").unwrap(), "text");
+    let mut pipe = Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+    std::io::copy(&mut std::fs::File::open("/tmp/f").unwrap(), &mut pipe.stdin.take().unwrap()).unwrap();
+    assert!(pipe.wait().unwrap().success());
+    println!("");
     if std::env::args().nth(1).unwrap() != "strict" {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(server.local_addr().unwrap()).unwrap();
