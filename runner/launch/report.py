@@ -180,10 +180,7 @@ def _network_document(stage: Stage | None) -> dict[str, Any] | None:
 def _obeyed_document(started: Started | None) -> dict[str, Any] | None:
     """What was made in writable folders that programs outside obey. None: there was no search."""
     findings = None if started is None or started.search is None else started.search.findings
-    if findings is None:
-        return None
-    changed = [{"path": printable(each.path), "obeyed_by": each.obeyed_by} for each in findings.changed]
-    return {**findings._asdict(), "changed": changed, "incomplete": printable(findings.incomplete)}
+    return None if findings is None else findings.document()
 
 
 def _observed_document(ended: Ended | None) -> dict[str, Any]:

@@ -18,7 +18,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
+from sandbox.document.diagnostic import printable
 from sandbox.paths.guarded import BARE_SIGNS, UNGUARDED, VERSION_CONTROL, GuardedName, Names, find_row
 from sandbox.paths.stand_in import is_harmless
 from sandbox.speed.value import NamedTuple
@@ -41,7 +43,7 @@ Identity = tuple[int, int]
 class Finding(NamedTuple):
     """A file or folder that was made or replaced while the plugin ran."""
 
-    path: str  # absolute
+    path: str  # absolute, printable
     obeyed_by: str
 
     def text(self) -> str:
@@ -54,8 +56,11 @@ class Findings(NamedTuple):
     entries: int = 0  # that were looked at
     incomplete: str = ""  # why not everything was looked at
 
+    def document(self) -> dict[str, Any]:
+        return {**self._asdict(), "changed": [found._asdict() for found in self.changed]}
+
     def lines(self) -> Iterator[str]:
-        """For people. Names are as the plugin has chosen them."""
+        """For people. Names are as the plugin has chosen them, but for what a terminal would obey."""
         for found in self.changed:
             yield found.text()
         if self.more:
@@ -64,6 +69,13 @@ class Findings(NamedTuple):
             yield "look at them, or remove them, before you use these folders outside of the cage"
         if self.incomplete:
             yield f"what it wrote was not searched completely for files that programs obey: {self.incomplete}"
+
+
+def read_findings(document: Mapping[str, Any] | None) -> Findings:
+    """The findings that a report holds."""
+    if document is None:
+        return Findings()
+    return Findings(**{**document, "changed": tuple(Finding(**each) for each in document["changed"])})
 
 
 class WatchedFolder(NamedTuple):
@@ -187,7 +199,9 @@ class _Walk:
                 if item.name in UNGUARDED or not item.is_dir(follow_symlinks=False):
                     continue
                 if here.depth >= _DEPTH_LIMIT:
-                    self._miss(f"{place.absolute(item.name)} is more than {_DEPTH_LIMIT} folders deep")
+                    self._miss(
+                        f"{_shown(place.absolute(item.name))} is more than {_DEPTH_LIMIT} folders deep"
+                    )
                 elif len(waiting) >= _MOST_WAITING:
                     self._miss(f"there are more than {_MOST_WAITING} folders")
                 else:
@@ -225,8 +239,7 @@ class _Walk:
         if len(self.changed) >= MOST_FINDINGS:
             self.more += 1
             return
-        shown = path if len(path) <= _LONGEST_PATH else f"{path[:_LONGEST_PATH]}…"
-        self.changed.append(Finding(shown, obeyed_by))
+        self.changed.append(Finding(_shown(path), obeyed_by))
 
     def _not_listed(self, error: OSError, parent: int | None, here: _Waiting, folder: WatchedFolder) -> None:
         if error.errno in _GONE:
@@ -238,7 +251,7 @@ class _Walk:
                 enterable = os.access(here.name, os.X_OK, dir_fd=parent, effective_ids=True)
                 if owner != os.geteuid() and not enterable:
                     return  # another user's, and closed to the plugin too
-        self._miss(f"{path[:_LONGEST_PATH]} cannot be listed: {error.strerror}")
+        self._miss(f"{_shown(path)} cannot be listed: {error.strerror}")
 
     def _miss(self, why: str) -> None:
         self.incomplete = self.incomplete or why
@@ -268,6 +281,10 @@ class _Place(NamedTuple):
 
     def absolute(self, name: str) -> str:
         return "/".join(part for part in (self.folder.real.rstrip("/"), self.path, name) if part)
+
+
+def _shown(path: str) -> str:
+    return printable(path if len(path) <= _LONGEST_PATH else f"{path[:_LONGEST_PATH]}…")
 
 
 def _identity(status: os.stat_result) -> Identity:

@@ -317,8 +317,9 @@ def guard_notes(guards: Iterable[Guard]) -> Iterator[Note]:
             projects.setdefault(guard.dest, set()).add(top)
     for dest, paths in missing.items():
         also = ", ".join(sorted(projects.get(dest, ())))
+        listed = ", ".join(paths) + (f", nor such names in {also}" if also else "")
         yield Note(
             "guarded",
-            f"in {dest} the plugin cannot make {', '.join(paths)}{also and f', nor such names in {also}'}: these "
-            "names tell programs outside of the cage what to run. Empty ones stand there while it runs",
+            f"in {dest} the plugin cannot make {listed}: these names tell programs outside of the cage what "
+            "to run. Empty ones stand there while it runs",
         )

@@ -9,11 +9,13 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import SPARE_UID, SYSTEM_PATH, Caller
+from tests.conftest import ROOT, SPARE_UID, SYSTEM_PATH, Caller
+from tests.limits.cage import policy
 
 # Makes the folder of its first argument a repository with a config that git runs. The second is its .git.
 REPOSITORY = """
@@ -108,12 +110,56 @@ def test_no_folder_becomes_a_repository_unseen(runner_as: Caller, project: Path,
     assert (told["more"], told["incomplete"]) == (0, "") and told["entries"] > 10
 
 
+def test_however_it_ends(runner_as: Caller, project: Path, write_file: Callable[..., Path]) -> None:
+    """Killed, ended with the runner by a signal, and in a session."""
+    found = f"{project}/src/.git/config was made or changed"
+    script = f"{REPOSITORY}repository src/.git x; echo ready; exec "
+    done = runner_as("run", "--project=write", "--", "/bin/sh", "-c", f"{script}kill -9 $$", cwd=project)
+    assert done.returncode == 137 and found in done.stderr, done.stderr
+    shutil.rmtree(project / "src/.git")
+    command = ("run", "--project=write", "--", "/bin/sh", "-c", f"{script}sleep 600")
+    with runner_as.start(*command, cwd=project) as process:
+        try:
+            assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+            process.terminate()
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 143 and found in err.decode(), err
+    shutil.rmtree(project / "src/.git")
+
+    # A folder that cannot be listed can be entered, and git finds .git in it by its name.
+    closed = "mkdir closed && repository closed/.git x && chmod 300 closed"
+    done = runner_as("run", "--project=write", "--", "/bin/sh", "-c", REPOSITORY + closed, cwd=project)
+    expected = "closed cannot be listed" if runner_as.uid else "closed/.git/config was made or changed"
+    assert f"{project}/{expected}" in done.stderr
+
+    example = ROOT / "runner/contracts/nexo/example"
+    manifest = (example / "plugin.toml").read_text().replace("# fs_read_paths", "# ")
+    manifest = manifest.replace("# fs_write_paths = [", f'fs_write_paths = ["{project}"] #')
+    program = (example / "plugin.py").read_text()
+    line = next(each for each in program.splitlines() if each.startswith("import json"))
+    write = f"import os; os.mkdir({str(project)!r} + '/src/.vscode')"
+    plugin = write_file(project.parent / "plugin/nexo-plugin.toml", manifest).parent
+    write_file(plugin / "plugin.py", program.replace(line, f"{line}\n{write}"), 0o755)
+    allowed = write_file(project.parent / "policy.toml", policy(write=(str(project),)))
+    report = runner_as.home / "report.json"
+    words = (plugin, "greeter_greet", "--input", '{"name": "x"}', "--policy", allowed, "--report", report)
+    done = runner_as("call", *words)
+    assert done.returncode == 0, done.stderr
+    found = f"{project}/src/.vscode"
+    assert f"runner: while it ran, {found} was made or changed, which VS Code obeys\n" in done.stderr
+    changed = json.loads(report.read_text())["obeyed"]["changed"]
+    assert {"path": found, "obeyed_by": "VS Code"} in changed
+
+
 def test_the_state_of_a_rebase(runner_as: Caller, project: Path, owner: int) -> None:
     # A new one is named. While there is none, git sees none: a stand-in would be one.
     made = f"git status; mkdir .git/rebase-merge; {TODO}"
     done = runner_as("run", "--project=write", "--", "/bin/sh", "-c", made, cwd=project)
     assert "rebas" not in done.stdout
-    assert f"{project}/.git/rebase-merge was made or changed, which git rebase --continue obeys" in done.stderr
+    named = f"{project}/.git/rebase-merge was made or changed, which git rebase --continue obeys"
+    assert named in done.stderr
     shutil.rmtree(project / ".git/rebase-merge")
 
     begun = _git(project, "rebase", "-i", "--root", owner=owner)
@@ -139,7 +185,7 @@ def test_the_state_of_a_rebase(runner_as: Caller, project: Path, owner: int) -> 
 
 def test_git_works_beside_the_stand_ins(runner_as: Caller, project: Path) -> None:
     """With a stand-in HEAD, `git diff HEAD` would fail."""
-    script = "git diff HEAD && git log --oneline HEAD | wc -l && git reset -q --hard HEAD && git status --short"
+    script = "git diff HEAD && git log --oneline HEAD | wc -l && git reset --hard HEAD -q && git status -s"
     done = runner_as("run", "--project=write", "--", "/bin/sh", "-c", script, cwd=project)
     assert done.returncode == 0, done.stderr
     first, *untracked = done.stdout.splitlines()

@@ -308,10 +308,9 @@ def _print_outcome(
     started = started_of(stage)
     if started is not None and started.search is not None and started.search.findings is not None:
         from runner.cli.shared import text
-        from sandbox.document.diagnostic import printable
 
         for line in started.search.findings.lines():
-            text.say(f"runner: {printable(_without(secrets, {'line': line})['line'])}")
+            text.warn(_without(secrets, {"line": line})["line"])
     if ended is not None and ended.end.exit.kill_incomplete:
         pids = ", ".join(map(str, ended.end.exit.left))
         from runner.cli.shared.text import say

@@ -107,8 +107,8 @@ VARIABLES: tuple[str, ...] = (
 
 _NO_SERVERS = '{"mcpServers": {}}\n'
 
-# At the top of a project. A file without a stand-in would be listed by git as new, and is named when the plugin
-# has ended if it has made one: so are those whose host asks a person first, or that few hosts read.
+# At the top of a project. git lists a stand-in that is a file as new, so few of them are files. An optional
+# name can be made by a plugin, and is told after its end: its host asks a person first, or few read it.
 PROJECT_NAMES: tuple[GuardedName, ...] = (
     GuardedName(".mcp.json", "Claude Code", _NO_SERVERS),
     GuardedName("mcp.json", "some hosts", _NO_SERVERS, True),  # no host reads it by itself
