@@ -261,6 +261,16 @@ def _hold_guarded(opened: OpenPlan, names: Names, stack: ExitStack) -> FolderSea
 
 
 @contextmanager
+def searched_afterwards(acquired: Acquired) -> Iterator[None]:
+    """Search the folders that the plugin may write when the context ends, however it ends."""
+    try:
+        yield
+    finally:
+        if acquired.search is not None:
+            acquired.search.search()
+
+
+@contextmanager
 def open_disk_meter(writable: Mapping[str, int], limit: int) -> Iterator[DiskMeter]:
     """Measure the plugin's folders. Raises Failure if they already hold more than its disk limit.
 

@@ -180,7 +180,11 @@ def _network_document(stage: Stage | None) -> dict[str, Any] | None:
 def _obeyed_document(started: Started | None) -> dict[str, Any] | None:
     """What was made in writable folders that programs outside obey. None: there was no search."""
     findings = None if started is None or started.search is None else started.search.findings
-    return None if findings is None else findings.document()
+    if findings is None:
+        return None
+    from sandbox.paths.end_search import findings_document
+
+    return findings_document(findings, printable)
 
 
 def _observed_document(ended: Ended | None) -> dict[str, Any]:

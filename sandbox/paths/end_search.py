@@ -20,15 +20,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from sandbox.document.diagnostic import printable
-from sandbox.paths.guarded import BARE_SIGNS, UNGUARDED, VERSION_CONTROL, GuardedName, Names, find_row
+from sandbox.paths.guarded import (
+    BARE_SIGNS,
+    UNGUARDED,
+    VERSION_CONTROL,
+    GuardedName,
+    Names,
+    endings,
+    find_row,
+)
 from sandbox.paths.stand_in import is_harmless
 from sandbox.speed.value import NamedTuple
 
 MOST_ENTRIES = 200_000
 _MOST_WAITING = 50_000  # folders that were seen and not yet listed
 _DEPTH_LIMIT = 200
-_SECONDS = 2.0  # a host waits for its monitor for 5 s after the last process has ended
+_SECONDS = 3.0  # a host waits for its monitor for 5 s after the last process has ended
 MOST_FINDINGS = 50
 _LONGEST_PATH = 1000  # characters
 _LOOK_AT_CLOCK = 1024  # entries
@@ -40,10 +47,10 @@ _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 Identity = tuple[int, int]
 
 
-class Finding(NamedTuple):
+class ObeyedFile(NamedTuple):
     """A file or folder that was made or replaced while the plugin ran."""
 
-    path: str  # absolute, printable
+    path: str  # absolute
     obeyed_by: str
 
     def text(self) -> str:
@@ -51,16 +58,13 @@ class Finding(NamedTuple):
 
 
 class Findings(NamedTuple):
-    changed: tuple[Finding, ...] = ()
+    changed: tuple[ObeyedFile, ...] = ()
     more: int = 0  # how many are not in `changed`
     entries: int = 0  # that were looked at
     incomplete: str = ""  # why not everything was looked at
 
-    def document(self) -> dict[str, Any]:
-        return {**self._asdict(), "changed": [found._asdict() for found in self.changed]}
-
     def lines(self) -> Iterator[str]:
-        """For people. Names are as the plugin has chosen them, but for what a terminal would obey."""
+        """For people, to be escaped: names are as the plugin has chosen them."""
         for found in self.changed:
             yield found.text()
         if self.more:
@@ -71,11 +75,17 @@ class Findings(NamedTuple):
             yield f"what it wrote was not searched completely for files that programs obey: {self.incomplete}"
 
 
+def findings_document(found: Findings, escape: Callable[[str], str]) -> dict[str, Any]:
+    """The findings as a report holds them. `escape`: makes a hostile name printable."""
+    changed = [{"path": escape(each.path), "obeyed_by": each.obeyed_by} for each in found.changed]
+    return {**found._asdict(), "changed": changed, "incomplete": escape(found.incomplete)}
+
+
 def read_findings(document: Mapping[str, Any] | None) -> Findings:
     """The findings that a report holds."""
     if document is None:
         return Findings()
-    return Findings(**{**document, "changed": tuple(Finding(**each) for each in document["changed"])})
+    return Findings(**{**document, "changed": tuple(ObeyedFile(**each) for each in document["changed"])})
 
 
 class WatchedFolder(NamedTuple):
@@ -98,7 +108,8 @@ class FolderSearch:
 
     @contextmanager
     def watching(self, folders: Sequence[WatchedFolder]) -> Iterator[None]:
-        """Search when the context ends. The descriptors of `folders` have to be open until then."""
+        """Remember what is there, and hold it until the context ends. The descriptors of `folders` have to be
+        open until then."""
         with ExitStack() as stack:
             for folder in folders:
                 known: dict[str, Identity] = {}
@@ -111,48 +122,49 @@ class FolderSearch:
                         else:
                             os.close(fd)
                 self._known.append((folder, known))
-            try:
-                yield
-            finally:
-                if self.started:
-                    self.findings = self._search()
+            yield
 
-    def _search(self, clock: Callable[[], float] = time.monotonic) -> Findings:
-        walk = _Walk(self._names, clock, clock() + _SECONDS)
+    def search(self) -> None:
+        """Search, if the plugin was started. All its processes have ended."""
+        if not self.started:
+            return
+        walk = _EndWalk(self._names, time.monotonic() + _SECONDS)
         for folder, known in self._known:
             walk.folder(folder, known)
-        return Findings(tuple(walk.changed), walk.more, walk.entries, walk.incomplete)
+        self.findings = Findings(tuple(walk.changed), walk.more, walk.entries, walk.incomplete)
 
 
-class _Waiting(NamedTuple):
+class _UnlistedFolder(NamedTuple):
     """A folder that is to be listed. The whole path is made when it is needed: a plugin could make it long,
     and many of them."""
 
-    above: _Waiting | None
+    above: _UnlistedFolder | None
     name: str
     depth: int
 
     def names(self) -> list[str]:
         found: list[str] = []
-        step: _Waiting | None = self
+        step: _UnlistedFolder | None = self
         while step is not None and step.name:
             found.append(step.name)
             step = step.above
         return found[::-1]
 
 
-class _Walk:
-    def __init__(self, names: Names, clock: Callable[[], float], until: float) -> None:
-        self.changed: list[Finding] = []
+class _EndWalk:
+    def __init__(self, names: Names, until: float) -> None:
+        self.changed: list[ObeyedFile] = []
         self.more = self.entries = 0
         self.incomplete = ""
-        self._names, self._clock, self._until = names, clock, until
+        self._names, self._ends, self._until = names, endings(names), until
         self._stopped = False
 
     def folder(self, folder: WatchedFolder, known: Mapping[str, Identity]) -> None:
-        top = _Waiting(None, "", 0)
+        top = _UnlistedFolder(None, "", 0)
         waiting = deque([top])
-        parent: tuple[_Waiting, int] | None = None  # the folder whose children are listed, and its descriptor
+        parent: tuple[_UnlistedFolder, int] | None = (
+            None  # the folder whose children are listed, and its descriptor
+        )
         try:
             while waiting and not self._stopped:
                 here = waiting.popleft()
@@ -179,19 +191,21 @@ class _Walk:
             if parent is not None:
                 os.close(parent[1])
 
-    def _list(self, place: _Place, here: _Waiting, waiting: deque[_Waiting]) -> None:
-        signs = 0
+    def _list(self, place: _Place, here: _UnlistedFolder, waiting: deque[_UnlistedFolder]) -> None:
+        signs, names, ends = 0, self._names, self._ends
         with os.scandir(place.fd) as items:
             for item in items:
                 self.entries += 1
                 if self.entries > MOST_ENTRIES:
                     self._stop(f"the search ended after {MOST_ENTRIES} entries")
                     return
-                if self.entries % _LOOK_AT_CLOCK == 0 and self._clock() > self._until:
+                if self.entries % _LOOK_AT_CLOCK == 0 and time.monotonic() > self._until:
                     self._stop(f"the search ended after {_SECONDS:g} seconds and {self.entries} entries")
                     return
                 signs += item.name in BARE_SIGNS
-                row = find_row(item.name, self._names)
+                row = names.get(item.name.lower())  # some filesystems do not tell .GIT from .git
+                if row is None and item.name.endswith(ends):
+                    row = find_row(item.name, names)
                 if row is not None:
                     self._judge(place, item.name, row)
                     if row.sign != "":
@@ -205,8 +219,8 @@ class _Walk:
                 elif len(waiting) >= _MOST_WAITING:
                     self._miss(f"there are more than {_MOST_WAITING} folders")
                 else:
-                    waiting.append(_Waiting(here, item.name, here.depth + 1))
-        if self._clock() > self._until:
+                    waiting.append(_UnlistedFolder(here, item.name, here.depth + 1))
+        if time.monotonic() > self._until:
             self._stop(f"the search ended after {_SECONDS:g} seconds and {self.entries} entries")
         if signs == len(BARE_SIGNS) and not any(place.is_known(sign) for sign in BARE_SIGNS):
             self._repository(place, "", VERSION_CONTROL[0])
@@ -239,9 +253,11 @@ class _Walk:
         if len(self.changed) >= MOST_FINDINGS:
             self.more += 1
             return
-        self.changed.append(Finding(_shown(path), obeyed_by))
+        self.changed.append(ObeyedFile(_shown(path), obeyed_by))
 
-    def _not_listed(self, error: OSError, parent: int | None, here: _Waiting, folder: WatchedFolder) -> None:
+    def _not_listed(
+        self, error: OSError, parent: int | None, here: _UnlistedFolder, folder: WatchedFolder
+    ) -> None:
         if error.errno in _GONE:
             return
         path = "/".join((folder.real, *here.names()))
@@ -284,7 +300,7 @@ class _Place(NamedTuple):
 
 
 def _shown(path: str) -> str:
-    return printable(path if len(path) <= _LONGEST_PATH else f"{path[:_LONGEST_PATH]}…")
+    return path if len(path) <= _LONGEST_PATH else f"{path[:_LONGEST_PATH]}…"
 
 
 def _identity(status: os.stat_result) -> Identity:

@@ -43,6 +43,10 @@ GUARD_ORIGIN = "guarded: it tells programs outside of the cage what to run"
 _MOST_LINKS, _MOST_HOPS = 500, 40
 
 
+# Folders of the table itself, in which parts are guarded.
+_OWN_FOLDERS = frozenset((GIT, ".hg", ".github"))
+
+
 class _Unguardable(Exception):
     def __init__(self, reason: str, hint: str) -> None:
         super().__init__(reason)
@@ -304,22 +308,38 @@ def shown_guards(guards: Iterable[Guard]) -> Iterator[ShownPath]:
 
 
 def guard_notes(guards: Iterable[Guard]) -> Iterator[Note]:
-    """Notes about names that are missing and that the plugin cannot create."""
+    """Notes about names that are missing, and whether the plugin can create them."""
     missing: dict[str, list[str]] = {}
-    projects: dict[str, set[str]] = {}
+    made: dict[str, set[str]] = {}  # projects in which names are made
+    held: dict[str, set[str]] = {}  # projects in which something is guarded
     for guard in guards:
         top, _, below = guard.path.partition("/")
-        if guard.state != "made at launch":
-            continue
-        if not below or top == GIT:
-            missing.setdefault(guard.dest, []).append(guard.path)
-        else:
-            projects.setdefault(guard.dest, set()).add(top)
+        is_own = not below or top in _OWN_FOLDERS
+        if guard.state == "made at launch":
+            if is_own:
+                missing.setdefault(guard.dest, []).append(guard.path)
+            else:
+                made.setdefault(guard.dest, set()).add(top)
+        if guard.access != "write" and not is_own and _is_in_project(below):
+            held.setdefault(guard.dest, set()).add(top)
     for dest, paths in missing.items():
-        also = ", ".join(sorted(projects.get(dest, ())))
+        also = ", ".join(sorted(made.get(dest, ()))) if len(held.get(dest, ())) <= MOST_PROJECTS else ""
         listed = ", ".join(paths) + (f", nor such names in {also}" if also else "")
         yield Note(
             "guarded",
             f"in {dest} the plugin cannot make {listed}: these names tell programs outside of the cage what "
             "to run. Empty ones stand there while it runs",
         )
+    for dest, projects in held.items():
+        if len(projects) > MOST_PROJECTS:
+            yield Note(
+                "guarded",
+                f"{dest} holds {len(projects)} projects, and in more than {MOST_PROJECTS} only what exists "
+                "is guarded: the plugin can make new names in them that tell programs outside what to run",
+                "ask for a narrower folder; what it has made is named when it has ended",
+            )
+
+
+def _is_in_project(below: str) -> bool:
+    first, _, rest = below.partition("/")
+    return not rest or first in _OWN_FOLDERS

@@ -133,6 +133,7 @@ def test_however_it_ends(runner_as: Caller, project: Path, write_file: Callable[
     done = runner_as("run", "--project=write", "--", "/bin/sh", "-c", REPOSITORY + closed, cwd=project)
     expected = "closed cannot be listed" if runner_as.uid else "closed/.git/config was made or changed"
     assert f"{project}/{expected}" in done.stderr
+    (project / "closed").chmod(0o700)  # nobody else gets it so
 
     example = ROOT / "runner/contracts/nexo/example"
     manifest = (example / "plugin.toml").read_text().replace("# fs_read_paths", "# ")

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.document.diagnostic import printable
 from sandbox.paths import end_search
-from sandbox.paths.end_search import Findings, FolderSearch, WatchedFolder, read_findings
+from sandbox.paths.end_search import Findings, FolderSearch, WatchedFolder, findings_document, read_findings
 from sandbox.paths.guarded import GuardedName, guarded_table
 from sandbox.paths.stand_in import GuardedPlace, hold_places
 from tests.tables import one_case
@@ -33,10 +34,11 @@ def search(place: Path, change: Callable[[], object], *guarded: str) -> Findings
         with folder.watching([WatchedFolder(str(place), fd, guarded, guarded)]):
             folder.started = True
             change()
+            folder.search()
     finally:
         os.close(fd)
     assert folder.findings is not None
-    assert read_findings(folder.findings.document()) == folder.findings
+    assert read_findings(findings_document(folder.findings, str)) == folder.findings
     return folder.findings
 
 
@@ -60,6 +62,7 @@ def make(place: Path, *names: str) -> None:
         (("src/.git/HEAD", "src/.git/config"), ("src/.git/config",)),
         (("src/.git/HEAD",), ("src/.git",)),
         (("src/.git",), ("src/.git",)),
+        (("src/.GIT",), ("src/.GIT",)),
         (("src/.git -> ../x",), ("src/.git",)),
         (("src/.git/config -> x",), ("src/.git/config",)),
         (("src/.hg/hgrc", "src/.hg/requires"), ("src/.hg/hgrc", "src/.hg/requires")),
@@ -120,6 +123,7 @@ def test_nothing_is_searched_if_nothing_ran(tmp_path: Path) -> None:
     fd = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
     with folder.watching([WatchedFolder(str(tmp_path), fd, ())]):
         make(tmp_path, "a/.git")
+        folder.search()
     os.close(fd)
     assert folder.findings is None
 
@@ -144,13 +148,17 @@ def test_every_bound_is_told(
     assert [each.path for each in found.changed] == [f"{tmp_path}/.vscode"]  # near the top comes first
 
 
+def test_a_long_path_is_cut(tmp_path: Path) -> None:
+    make(tmp_path, "/".join(["x" * 200] * 10) + "/.git")
+    (found,) = search(tmp_path, lambda: None).changed
+    assert len(found.path) == 1001 and found.path.endswith("x…")
+
+
 def test_what_is_told_is_bounded_and_printable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(end_search, "MOST_FINDINGS", 2)
-    make(tmp_path, "\x1b[31mred/.git", "\udcff/.git", f"{'x' * 200}/{'y' * 200}/.git")
-    monkeypatch.setattr(end_search, "_LONGEST_PATH", len(str(tmp_path)) + 20)
+    make(tmp_path, "\x1b[31mred/.git", "\udcff/.git", "deep/deep/.git")  # what is deeper comes last
     found = search(tmp_path, lambda: None)
     assert (len(found.changed), found.more) == (2, 1)
-    lines = "\n".join(found.lines())
-    assert "\\x1b[31mred/.git" in lines and "\\udcff" in lines
-    assert "1 more of such files" in lines
-    assert max(len(each.path) for each in found.changed) < len(str(tmp_path)) + 40
+    paths = sorted(each["path"] for each in findings_document(found, printable)["changed"])
+    assert paths == [f"{tmp_path}/\\udcff/.git", f"{tmp_path}/\\x1b[31mred/.git"]
+    assert "1 more of such files" in "\n".join(found.lines())

@@ -97,6 +97,8 @@ def test_projects_directly_below_are_guarded_like_the_top(tmp_path: Path) -> Non
         (tmp_path / f"more{number}/.vscode").mkdir(parents=True)
     made = {guard.path for guard in guards(tmp_path) if guard.state == "made at launch"}
     assert "a/.git/config" in made and not any(path.startswith(("a/.vscode", "b/")) for path in made)
+    first, second = guard_notes(guards(tmp_path))
+    assert "nor such names" not in first.message and f"holds {MOST_PROJECTS + 1} projects" in second.message
 
 
 def test_only_parts_of_some_folders(tmp_path: Path) -> None:
