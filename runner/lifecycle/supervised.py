@@ -321,6 +321,7 @@ class SupervisedPlugin:
             self.last_failure = cell.failure = failure
             cell.outcome = failure.outcome
             self.log.add(failure.stderr.encode())
+            self._log_obeyed(failure.report)
         except Exception as error:  # noqa: BLE001 -- of one plugin; the others go on
             what = "arguments" if isinstance(error, ValueError) else "internal"
             message = f"{type(error).__name__}: {error}"
