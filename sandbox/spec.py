@@ -190,7 +190,7 @@ class Note(NamedTuple):
     """A fact about a launch that a person should know, although nothing was refused."""
 
     # Stable id: unsandboxed, network_host, network_open, outside, missing, program, owner, project, network,
-    # withheld, wrapped, approval, limits, state, link.
+    # withheld, wrapped, approval, limits, state, link, guarded, obeyed (of a session, after its end).
     rule: str
     message: str
     hint: str = ""

@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from sandbox.limits.cgroup import Cgroup
     from sandbox.limits.cgroup_survey import Survey
     from sandbox.limits.disk import DiskMeter
+    from sandbox.paths.end_search import FolderSearch
+    from sandbox.paths.guarded import Names
     from sandbox.plan.owners import Decision
-    from sandbox.plan.plan import LaunchPlan, OpenPlan
+    from sandbox.plan.plan import Guard, LaunchPlan, OpenPlan
 
 
 class Acquired(NamedTuple):
@@ -43,6 +45,7 @@ class Acquired(NamedTuple):
     cgroup: Cgroup | None = None
     oom_around: OuterOomCounter | None = None
     disk: DiskMeter | None = None  # of the folders it may write, measured before it starts
+    search: FolderSearch | None = None  # of the folders it may write, made after its end
 
 
 @contextmanager
@@ -65,10 +68,11 @@ def _acquire(planned: Planned, environ: Mapping[str, str], sources: Sources, sta
     _require_same_state(owner, opened.plan)
     if provision.state_dir is not None and (owners is None or not owners.maps_state):
         _require_reachable(provision.state_dir, owner)
-    disk = None
+    disk = search = None
     if not provision.unsandboxed:
         if held.opened.plan.guards:
-            _hold_guarded(held.opened, stack)
+            names = {} if held.denylist is None else held.denylist().guarded_names
+            search = _hold_guarded(held.opened, names, stack)
         if opened.plan.limits.disk is not None and (writable := opened.writable):
             disk = stack.enter_context(open_disk_meter(writable, opened.plan.limits.disk))
     cgroup, limits = _make_cgroup(planned, held, opened.plan, stack)
@@ -78,7 +82,7 @@ def _acquire(planned: Planned, environ: Mapping[str, str], sources: Sources, sta
         plan=opened.plan, layers=with_owner(planned.layers, owner.uid, identity), limits=limits
     )
     oom_around = None if own_count else OuterOomCounter(held.own_groups)
-    return Acquired(completed, opened, owner, cgroup, oom_around, disk)
+    return Acquired(completed, opened, owner, cgroup, oom_around, disk, search)
 
 
 def _require_same_user(planned: Planned) -> None:
@@ -216,21 +220,54 @@ def _require_reachable(state_dir: str, owner: Owner) -> None:
 # --- the folders it may write, and the files in memory -----------------------------------------------------
 
 
-def _hold_guarded(opened: OpenPlan, stack: ExitStack) -> None:
-    """Make the guarded names that are missing in writable folders, while the plugin runs. Raises
-    PlanRefused."""
+def _hold_guarded(opened: OpenPlan, names: Names, stack: ExitStack) -> FolderSearch:
+    """Make the guarded names that are missing in writable folders, while the plugin runs. Raises PlanRefused.
+    Returns the search for what cannot be guarded, which is made when the plugin has ended."""
+    from sandbox.paths.end_search import FolderSearch, WatchedFolder
     from sandbox.paths.stand_in import GuardedPlace, StandInRefused, hold_places
 
+    guards: dict[str, list[Guard]] = {}
     for guard in opened.plan.guards:
-        if guard.access == "write" or guard.state == "optional":
-            continue
+        if guard.access != "write":
+            guards.setdefault(guard.dest, []).append(guard)
+    for dest, found in guards.items():
         # Also names that existed when the plan was made: another launch may have made and removed them.
-        place = GuardedPlace(opened.descriptors[guard.dest], guard.path, guard.content)
+        places = [
+            GuardedPlace(opened.descriptors[dest], guard.path, guard.content)
+            for guard in found
+            if guard.state in ("bound", "made at launch")
+        ]
         try:
-            stack.enter_context(hold_places([place]))
+            stack.enter_context(hold_places(places))
         except StandInRefused as refused:
-            reason = f"{guard.dest} cannot be written by a plugin: {refused}"
-            raise PlanRefused([Denial("guarded", guard.dest, reason, refused.hint)]) from None
+            reason = f"{dest} cannot be written by a plugin: {refused}"
+            raise PlanRefused([Denial("guarded", dest, reason, refused.hint)]) from None
+    search = FolderSearch(names)
+    reals = {op.dest: op.real for op in opened.plan.operations if isinstance(op, Bind)}
+    stack.enter_context(
+        search.watching(
+            [
+                WatchedFolder(
+                    reals[dest],
+                    opened.descriptors[dest],
+                    tuple(guard.path for guard in found),
+                    tuple(guard.path for guard in found if guard.state in ("optional", "link")),
+                )
+                for dest, found in guards.items()
+            ]
+        )
+    )
+    return search
+
+
+@contextmanager
+def searched_afterwards(acquired: Acquired) -> Iterator[None]:
+    """Search the folders that the plugin may write when the context ends, however it ends."""
+    try:
+        yield
+    finally:
+        if acquired.search is not None:
+            acquired.search.search()
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from runner.launch.acquire import acquire, require_contents
+from runner.launch.acquire import acquire, require_contents, searched_afterwards
 from runner.launch.finish import finish
 from runner.launch.sources import Sources
 from runner.launch.stages import Ended, Stopwatch
@@ -101,6 +101,7 @@ def plan_steps(
                 writer.prepare()
             with (
                 host.watch_orders() as orders,
+                searched_afterwards(acquired),  # within the orders: no signal ends the runner half-way
                 start(acquired, began, host.connect, contents, parks=releases is not None) as started,
             ):
                 stage = started = started._replace(timings=watch.lap("launch"))

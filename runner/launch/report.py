@@ -14,6 +14,7 @@ from runner.launch.stages import (
     Decided,
     Ended,
     Stage,
+    Started,
     decided_of,
     ended_of,
     limits_of,
@@ -90,6 +91,7 @@ def report(stage: Stage | None, outcome: Outcome, status: int) -> dict[str, Any]
         "stderr": None if relay is None else _stderr_document(relay),
         "inspection": None if inspection is None else inspection.document(),
         "network": _network_document(stage),
+        "obeyed": _obeyed_document(started),
         **_observed_document(ended),
         "timings": {} if stage is None else dict(stage.timings),
         "usage": None if end is None else end.exit.usage._asdict(),
@@ -173,6 +175,16 @@ def _network_document(stage: Stage | None) -> dict[str, Any] | None:
     from runner.launch.network_report import network_document
 
     return network_document(stage)
+
+
+def _obeyed_document(started: Started | None) -> dict[str, Any] | None:
+    """What was made in writable folders that programs outside obey. None: there was no search."""
+    findings = None if started is None or started.search is None else started.search.findings
+    if findings is None:
+        return None
+    from sandbox.paths.end_search import findings_document
+
+    return findings_document(findings, printable)
 
 
 def _observed_document(ended: Ended | None) -> dict[str, Any]:

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from sandbox.limits.meter import Meter
     from sandbox.limits.site import Hierarchy, Site
     from sandbox.network.audit import AuditLog
+    from sandbox.paths.end_search import FolderSearch
     from sandbox.plan.layers import Layer
     from sandbox.plan.plan import LaunchPlan
     from sandbox.policy.policy import Policy
@@ -181,6 +182,7 @@ class Started(NamedTuple):
     disk: DiskMeter | None = None
     oom_around: OuterOomCounter | None = None
     timings: Timings = ()
+    search: FolderSearch | None = None  # of the folders it may write; None: there are none
 
     @property
     def audit(self) -> AuditLog | None:

@@ -60,6 +60,8 @@ def start(
             parks,
             limits.deadline + _BACKUP_SECONDS if parks and limits.deadline is not None else None,
         )
+        if acquired.search is not None:
+            acquired.search.started = True
         if unsandboxed:
             from sandbox.cell.unsandboxed import start_unsandboxed
 
@@ -113,6 +115,7 @@ def start(
             plumbing,
             disk,
             acquired.oom_around,
+            search=acquired.search,
         )
 
 

@@ -449,7 +449,7 @@ class Session:
         self.report["advice"] = [each._asdict() for each in self._advice(ended, outcome)]
         if state.record.secrets:
             # The monitor knows no secrets, and a plugin can ask for a host of any name.
-            for key in ("network", "notes", "advice"):
+            for key in ("network", "notes", "advice", "obeyed"):
                 self.report[key] = state.record.secrets.hide_in(self.report[key])
         state.record.complete(
             self.report,

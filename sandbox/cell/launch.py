@@ -269,6 +269,8 @@ def _guarded_binds(open_plan: OpenPlan, mounts: Mapping[str, object]) -> dict[st
 def _guard_orders(plan: LaunchPlan, folders: Sequence[str]) -> Iterator[GuardOrder]:
     """`folders`: the destinations of all folders, by number."""
     for guard in plan.guards:
+        if guard.state == "link":
+            continue
         yield GuardOrder(folders.index(guard.dest), guard.path, guard.access, guard.state == "optional")
 
 

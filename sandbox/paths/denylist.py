@@ -32,7 +32,7 @@ from sandbox.paths.denied_paths import (
     lexical_fault,
     normal,
 )
-from sandbox.paths.guarded import GuardedName, is_guarded_at_top
+from sandbox.paths.guarded import GuardedName, guarded_table, is_guarded_at_top
 from sandbox.paths.mounts import Inside, Mounts, ancestry, contains, fd_path, relative
 from sandbox.spec import Access
 from sandbox.speed.typed import Iterable, Iterator, Literal, Mapping, Sequence
@@ -115,7 +115,6 @@ class Denylist:
         "_sorted",
         "_walked",
         "entries",
-        "guarded",
         "guarded_names",
         "mounts",
         "states",
@@ -141,10 +140,10 @@ class Denylist:
         denied only for writing. `storage` (what hosts store for plugins) is denied like the constants, but a
         folder that contains it may be read. `tokens`: more files with credentials in homes. `runtime_dir` is
         $XDG_RUNTIME_DIR. `copy`: a folder below one of `runner` that the plugin may read: the checked copy of
-        its package. `guarded`: names that stay read-only in a writable folder."""
+        its package. `guarded`: names of hosts that stay read-only in a writable folder, as those of version
+        control do then."""
         self.mounts = mounts
-        self.guarded = tuple(guarded)
-        self.guarded_names = frozenset(each.name for each in self.guarded)
+        self.guarded_names = guarded_table(guarded)
         self._copy = copy
         places = [normal(path) for path in runner]
         self.states = places[0] if places else ""

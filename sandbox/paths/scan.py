@@ -13,7 +13,7 @@ import stat
 from sandbox import look
 from sandbox.paths.denylist import Denylist, Hit, LinksUnproven
 from sandbox.paths.denylist import Identity as Inode
-from sandbox.paths.guarded import LINKED, is_guarded
+from sandbox.paths.guarded import LINKED, Names, is_guarded
 from sandbox.spec import Access
 
 SCAN_LIMIT = 200_000
@@ -64,7 +64,8 @@ class Scan:
     """The scan of one source, and what it has found."""
 
     __slots__ = (
-        *("access", "asked", "count", "denylist", "guarded", "limit", "links", "names", "owner", "strangers"),
+        *("access", "asked", "count", "denylist", "endings", "guarded", "limit", "links", "names", "owner"),
+        "strangers",
     )
 
     def __init__(self, asked: str, access: Access, denylist: Denylist, limit: int) -> None:
@@ -75,7 +76,8 @@ class Scan:
         self.count = 0
         self.links: dict[Inode, _Linked] = {}
         self.owner = -1  # the expected owner of everything in it; -1: owners are not checked
-        self.names: frozenset[str] = frozenset()  # guarded names
+        self.names: Names = {}  # guarded names
+        self.endings: tuple[str, ...] = ()  # of guarded names that are patterns
         # Paths with a guarded name, links below these, and folders that could be bare repositories.
         self.guarded: list[str] = []
         self.strangers: dict[int, str] = {}  # up to MOST_STRANGERS other owners, each with one path
@@ -111,6 +113,7 @@ class Scan:
         directories = []
         count = self.count
         limit = self.limit
+        names, ends = self.names, self.endings
         regular = stat.S_IFREG
         # A plugin that can write to a set-id program could change what runs with its owner's rights.
         kind = 0o176000 if self.access == "write" else 0o170000
@@ -119,7 +122,7 @@ class Scan:
                 count += 1
                 if count > limit:
                     raise self._over(f"it holds more than {limit} files")
-                if item.name in self.names:
+                if item.name in names or item.name.endswith(ends):
                     self.guarded.append(f"{path}/{item.name}" if path else item.name)
                 if item.is_dir(follow_symlinks=False):
                     directories.append(item.name)
@@ -133,12 +136,12 @@ class Scan:
                     # d_type describes the entry itself, which a mount may cover, so stat decides.
                     if status.st_nlink != 1 or status.st_mode & kind != regular:
                         self.file(status, f"{path}/{item.name}" if path else item.name)
-                elif self.names and item.name not in self.names:
+                elif names and item.name not in names:
                     name = f"{path}/{item.name}" if path else item.name
-                    if is_guarded(name, self.names):
+                    if is_guarded(name, names):
                         self.guarded.append(name)
         self.count = count
-        if self.names and "objects" in directories and "refs" in directories:
+        if names and "objects" in directories and "refs" in directories:
             self.guarded.append(path)
         return directories
 

@@ -15,7 +15,7 @@ from sandbox import look
 from sandbox.paths.denied_paths import DENYLIST_RULE, lexical_fault, normal
 from sandbox.paths.denylist import Denylist, Hit, Place
 from sandbox.paths.file_identity import FileIdentity
-from sandbox.paths.guarded import GIT, GUARDED, TELLS, find_guarded_name, is_guarded
+from sandbox.paths.guarded import GUARDED, TELLS, Names, endings, find_guarded_name, is_guarded
 from sandbox.paths.mounts import KEEP_TIMES, KERNEL_FILESYSTEMS, Inside, Mounts, contains, fd_path
 from sandbox.paths.scan import KINDS, SCAN_LIMIT, SHORTAGES, Scan, SourceRefused
 from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
@@ -236,9 +236,9 @@ def _judge_source(
         _require_known_layers(asked, real, place.inside, mounts)
         for mounted, shown in zip(below, place.mounted_below, strict=True):
             _require_known_layers(asked, mounted.point, shown, mounts)
-    names = denylist.guarded_names if access == "write" else frozenset()
+    names: Names = denylist.guarded_names if access == "write" else {}
     if own_state and denylist.states and contains(denylist.states, real):
-        names = frozenset()
+        names = {}
     if names and any(is_guarded(name.strip("/"), names) for name in (*place.names, place.inside.path)):
         raise SourceRefused(
             "self_grant", asked, GUARDED, "ask for another folder, and copy what is needed there"
@@ -254,7 +254,7 @@ def _judge_source(
         if any(shown.fstype not in KEEP_TIMES for shown in (mount, *below)):
             look.doubt(f"{asked} is on a filesystem that may not keep the times of its files")
         scan = Scan(asked, access, denylist, scan_limit)
-        scan.names = names | {GIT} if names else names
+        scan.names, scan.endings = names, endings(names)
         if access == "write" and os.geteuid() == 0:
             scan.owner = status.st_uid
         if kind == stat.S_IFDIR:

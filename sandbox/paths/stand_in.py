@@ -58,35 +58,29 @@ class StandInRefused(Exception):
 def hold_places(places: Sequence[GuardedPlace]) -> Iterator[None]:
     """Make the missing stand-ins, and hold all places. Raises StandInRefused. Afterwards the stand-ins are
     removed, except those that another launch uses."""
+    parents: dict[tuple[int, str], int] = {}
     with ExitStack() as stack:
         for place in places:
-            stack.enter_context(_hold_place(place))
+            above, _, name = place.path.rpartition("/")
+            parent = parents.get((place.root, above))
+            if parent is None:
+                parent = parents[place.root, above] = _open_parent(place, above)
+                stack.callback(os.close, parent)
+            fd = _take(place, parent, name)
+            if fd is not None:
+                stack.callback(os.close, fd)
+                stack.callback(_release, fd, parent, name, place.content)
         yield
 
 
-@contextmanager
-def _hold_place(place: GuardedPlace) -> Iterator[None]:
-    above, _, name = place.path.rpartition("/")
+def _open_parent(place: GuardedPlace, above: str) -> int:
     try:
         steps = walk_below(place.root, above)
     except OSError as error:
         raise StandInRefused(place.path, error.errno or errno.EIO) from None
     parent = steps.pop().fd
     close(steps)
-    try:
-        fd = _take(place, parent, name)
-        if fd is None:
-            yield
-            return
-        try:
-            yield
-        finally:
-            try:
-                _release(fd, parent, name, place.content)
-            finally:
-                os.close(fd)
-    finally:
-        os.close(parent)
+    return parent
 
 
 def _take(place: GuardedPlace, parent: int, name: str) -> int | None:
@@ -207,6 +201,21 @@ def _put_back(parent: int, private: str, name: str) -> None:
         os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
         os.rename(private, name, src_dir_fd=parent, dst_dir_fd=parent)
+
+
+def is_harmless(parent: int, name: str, content: str | None) -> bool:
+    """Whether this is an unchanged stand-in of any launch. A plugin can forge the time of one, but not what
+    it means: it is empty, or has the content of one."""
+    try:
+        fd = os.open(name, _LOOK, dir_fd=parent)
+    except OSError:
+        return False
+    try:
+        return _is_stand_in(fd, content) and (content is not None or not os.listdir(fd))
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
 
 
 def _is_stand_in(fd: int, content: str | None) -> bool:

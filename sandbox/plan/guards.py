@@ -16,13 +16,19 @@ from sandbox.paths.guarded import (
     GIT,
     LINKED,
     MOST_NESTED,
+    MOST_PROJECTS,
     TELLS,
+    VERSION_CONTROL,
+    GuardedName,
     GuardedPath,
+    Names,
+    find_row,
     is_guarded,
     is_unguarded,
+    missing_sign,
     nested_paths,
     parent_folders,
-    top_paths,
+    project_paths,
 )
 from sandbox.paths.mounts import contains, join
 from sandbox.paths.source import OpenSource
@@ -35,6 +41,10 @@ GUARD_RULE = "guarded"
 GUARD_ORIGIN = "guarded: it tells programs outside of the cage what to run"
 # At most so many links in guarded folders are followed, and links on the way to one target.
 _MOST_LINKS, _MOST_HOPS = 500, 40
+
+
+# Folders of the table itself, in which parts are guarded.
+_OWN_FOLDERS = frozenset((GIT, ".hg", ".github"))
 
 
 class _Unguardable(Exception):
@@ -66,7 +76,7 @@ def guards_of(
 ) -> tuple[Guard, ...]:
     """The guards of one writable folder, in mount order. Raises PlanRefused. `written`: the real paths of
     everything that is writable in this launch."""
-    if source.kind != "dir" or not denylist.guarded:
+    if source.kind != "dir" or not denylist.guarded_names:
         return ()
     try:
         if not look.isdir(FOLDERS_ROOT):
@@ -78,7 +88,7 @@ def guards_of(
     except _Unguardable as refused:
         reason = f"{source.real} cannot be written by a plugin: {refused}"
         raise PlanRefused([Denial(GUARD_RULE, source.path, reason, refused.hint, where=where)]) from None
-    for way in parent_folders(list(found)):
+    for way in parent_folders([path for path, guard in found.items() if guard.state != "link"]):
         found.setdefault(way, Guard(dest, way, "write", "bound" if way == GIT else "optional"))
     return tuple(sorted(found.values(), key=lambda guard: (guard.path.count("/"), guard.path)))
 
@@ -96,7 +106,8 @@ def _guards(
         if stat.S_ISLNK(status.st_mode):
             if optional:
                 _judge_link(real, denylist.guarded_names, written)
-                continue  # no use to guard it: the plugin could make a new one as well
+                yield Guard(dest, path, "read", "link")
+                continue
             raise _Unguardable(
                 f"{real} is a symbolic link, which it could replace, and {TELLS}",
                 "put the files themselves there instead of the link, or ask for a narrower folder",
@@ -111,14 +122,20 @@ def _guards(
 
 def _wanted(source: OpenSource, denylist: Denylist) -> Iterator[GuardedPath]:
     names = denylist.guarded_names
-    yield from top_paths(denylist.guarded, _is_repository(source, GIT))
-    nested = {
-        path
-        for path in source.guarded
-        if not is_unguarded(path)
-        and not _lies_in_guarded(path, names)
-        and (_is_bare(source, path) if _is_unnamed(path, names) else "/" in path)
-    }
+
+    def is_complete(path: str, row: GuardedName) -> bool:
+        return _is_complete(source, path, row)
+
+    def mode(path: str) -> int | None:
+        status = _status(source, path)
+        return None if status is None else status.st_mode
+
+    yield from project_paths(names, is_complete)
+    nested = {path for path in source.guarded if _is_nested(source, path, names)}
+    if (sign := missing_sign(mode)) is not None:
+        yield sign
+    else:
+        nested.add("")  # a bare repository
     if len(nested) > MOST_NESTED:
         raise _Unguardable(
             f"it holds {len(nested)} repositories and configurations of hosts, and at most {MOST_NESTED} can "
@@ -126,10 +143,38 @@ def _wanted(source: OpenSource, denylist: Denylist) -> Iterator[GuardedPath]:
             "ask for a narrower folder",
         )
     for path in sorted(nested):
-        yield from nested_paths(path, _is_unnamed(path, names) or _is_repository(source, path))
+        row = find_row(path.rpartition("/")[2], names) if path else None
+        if row is None:
+            yield from nested_paths(path, VERSION_CONTROL[0])  # a bare repository
+        else:
+            yield from nested_paths(path, row if is_complete(path, row) else None)
+    projects = project_folders(nested)
+    for project in projects if len(projects) <= MOST_PROJECTS else ():
+        for each in project_paths(names, is_complete, project):
+            if mode(each.path) is None:  # what exists is found by the scan
+                yield each
+        if (sign := missing_sign(mode, project)) is not None:
+            yield sign
 
 
-def _judge_links(source: OpenSource, names: frozenset[str], written: Sequence[str]) -> None:
+def project_folders(paths: Iterable[str]) -> list[str]:
+    """The folders directly below the writable one that have a guarded name in them."""
+    return sorted({path.partition("/")[0] for path in paths if path.count("/") == 1})
+
+
+def _is_nested(source: OpenSource, path: str, names: Names) -> bool:
+    """Whether this is guarded beside the names at the top."""
+    if is_unguarded(path) or _lies_in_guarded(path, names):
+        return False
+    if _is_unnamed(path, names):
+        return _is_bare(source, path)
+    row = names.get(path.rpartition("/")[2])
+    if row is not None and row.sign == "":
+        return "/" in path and any(_status(source, f"{path}/{part.name}") for part in row.parts)
+    return "/" in path or row is None  # None: a pattern has found it
+
+
+def _judge_links(source: OpenSource, names: Names, written: Sequence[str]) -> None:
     """Check the targets of links in guarded folders: programs outside of the cage run them too."""
     links = [path for path in source.guarded if is_guarded(path, names) and _is_link(source, path)]
     for path in set(source.guarded):
@@ -145,7 +190,7 @@ def _judge_links(source: OpenSource, names: frozenset[str], written: Sequence[st
         _judge_link(join(source.real, path), names, written)
 
 
-def _judge_link(link: str, names: frozenset[str], written: Sequence[str]) -> None:
+def _judge_link(link: str, names: Names, written: Sequence[str]) -> None:
     """Refuse a link that leads to, or through, something the plugin could change."""
     folder, _, name = link.rpartition("/")
     rest, hops, passed = [name], 0, []
@@ -178,7 +223,7 @@ def _judge_link(link: str, names: frozenset[str], written: Sequence[str]) -> Non
         )
 
 
-def _is_protected(path: str, names: frozenset[str], written: Sequence[str]) -> bool:
+def _is_protected(path: str, names: Names, written: Sequence[str]) -> bool:
     """Whether the plugin cannot change what is there."""
     for folder in written:
         if contains(folder, path):
@@ -210,10 +255,9 @@ def _is_link(source: OpenSource, path: str) -> bool:
     return status is not None and stat.S_ISLNK(status.st_mode)
 
 
-def _is_unnamed(path: str, names: frozenset[str]) -> bool:
+def _is_unnamed(path: str, names: Names) -> bool:
     """Whether the scan has found this path by its content and not by its name."""
-    last = path.rpartition("/")[2]
-    return last != GIT and last not in names
+    return find_row(path.rpartition("/")[2], names) is None
 
 
 def _is_bare(source: OpenSource, path: str) -> bool:
@@ -223,19 +267,20 @@ def _is_bare(source: OpenSource, path: str) -> bool:
     return all(_status(source, f"{path}/{sign}" if path else sign) is not None for sign in BARE_SIGNS)
 
 
-def _lies_in_guarded(path: str, names: frozenset[str]) -> bool:
+def _lies_in_guarded(path: str, names: Names) -> bool:
     above = path.rpartition("/")[0]
     return GIT in above.split("/") or is_guarded(above, names)
 
 
-def _is_repository(source: OpenSource, path: str) -> bool:
-    """Whether this is a complete .git folder. An incomplete one, such as a stand-in, is guarded as a whole.
-    So is one that we may not enter, which the plugin may not enter either."""
-    status = _status(source, path) if path.rpartition("/")[2] == GIT else None
+def _is_complete(source: OpenSource, path: str, row: GuardedName) -> bool:
+    """Whether this folder has the sign of its row, such as a complete .git. An incomplete one, such as a
+    stand-in, is guarded as a whole. So is one that we may not enter, which the plugin may not enter
+    either."""
+    status = None if row.sign is None else _status(source, path)
     if status is None or not stat.S_ISDIR(status.st_mode):
         return False
     enterable = os.access(path, os.X_OK, dir_fd=source.fd, effective_ids=True, follow_symlinks=False)
-    return enterable and _status(source, f"{path}/HEAD") is not None
+    return enterable and (not row.sign or _status(source, f"{path}/{row.sign}") is not None)
 
 
 def _is_open(source: OpenSource, path: str) -> bool:
@@ -258,19 +303,43 @@ def _status(source: OpenSource, path: str) -> os.stat_result | None:
 def shown_guards(guards: Iterable[Guard]) -> Iterator[ShownPath]:
     """The guards that exist and are read-only, for messages."""
     for guard in guards:
-        if guard.access != "write" and guard.state != "made at launch":
+        if guard.access != "write" and guard.state in ("bound", "optional"):
             yield ShownPath(join(guard.dest, guard.path), "read", GUARD_ORIGIN, "bound")
 
 
 def guard_notes(guards: Iterable[Guard]) -> Iterator[Note]:
-    """Notes about names that are missing and that the plugin cannot create."""
+    """Notes about names that are missing, and whether the plugin can create them."""
     missing: dict[str, list[str]] = {}
+    made: dict[str, set[str]] = {}  # projects in which names are made
+    held: dict[str, set[str]] = {}  # projects in which something is guarded
     for guard in guards:
-        if guard.state == "made at launch" and guard.path.count("/") < 2:
-            missing.setdefault(guard.dest, []).append(guard.path)
+        top, _, below = guard.path.partition("/")
+        is_own = not below or top in _OWN_FOLDERS
+        if guard.state == "made at launch":
+            if is_own:
+                missing.setdefault(guard.dest, []).append(guard.path)
+            else:
+                made.setdefault(guard.dest, set()).add(top)
+        if guard.access != "write" and not is_own and _is_in_project(below):
+            held.setdefault(guard.dest, set()).add(top)
     for dest, paths in missing.items():
+        also = ", ".join(sorted(made.get(dest, ()))) if len(held.get(dest, ())) <= MOST_PROJECTS else ""
+        listed = ", ".join(paths) + (f", nor such names in {also}" if also else "")
         yield Note(
             "guarded",
-            f"in {dest} the plugin cannot make {', '.join(paths)}: these names tell programs outside of the "
-            "cage what to run. Empty ones stand there while it runs",
+            f"in {dest} the plugin cannot make {listed}: these names tell programs outside of the cage what "
+            "to run. Empty ones stand there while it runs",
         )
+    for dest, projects in held.items():
+        if len(projects) > MOST_PROJECTS:
+            yield Note(
+                "guarded",
+                f"{dest} holds {len(projects)} projects, and in more than {MOST_PROJECTS} only what exists "
+                "is guarded: the plugin can make new names in them that tell programs outside what to run",
+                "ask for a narrower folder; what it has made is named when it has ended",
+            )
+
+
+def _is_in_project(below: str) -> bool:
+    first, _, rest = below.partition("/")
+    return not rest or first in _OWN_FOLDERS

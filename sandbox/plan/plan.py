@@ -104,8 +104,9 @@ class Guard(NamedTuple):
     # "write": a folder on the way to another guard, which can be written but not renamed. "hidden": under
     # /dev/null, like a Mask.
     access: Literal["read", "write", "hidden"]
-    # "optional": skipped if it does not exist any more at the launch.
-    state: Literal["bound", "optional", "made at launch"]
+    # "optional": skipped if it does not exist any more at the launch. "link": a symbolic link, which is not
+    # mounted: the plugin could make a new one as well. The search at the end knows it.
+    state: Literal["bound", "optional", "made at launch", "link"]
     content: str | None = None  # of a file that is made; None: a folder
 
 

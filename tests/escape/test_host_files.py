@@ -18,10 +18,15 @@ from pathlib import Path
 import pytest
 
 from runner.contracts.registry import all_host_places
+from sandbox.paths.guarded import guarded_table
 from tests.conftest import SPARE_UID, SYSTEM_PATH, Caller
 from tests.tables import one_case
 
-NAMES = [(name, content) for name, content, optional in all_host_places().project if not optional]
+NAMES = [
+    (row.name, row.content)
+    for row in guarded_table(all_host_places().project).values()
+    if not row.optional and row.sign is None
+]
 
 # What runs in the cage and in the control: each attack, in its own process, as JSON on stdout.
 PROBE = """

@@ -30,6 +30,7 @@ from runner.session.prepared import PreparedCall
 from runner.session.record import with_signal
 from runner.session.session import Session
 from sandbox.cell.contents import Contents
+from sandbox.spec import Note
 from sandbox.speed.value import NamedTuple
 
 _T = TypeVar("_T")
@@ -109,6 +110,11 @@ def run_session(request: SessionRequest, output: Output, what: str, work: Any) -
             output.record(ended.record)
     elif not isinstance(output.unwritten, BrokenPipeError):  # as with `| head`
         output.failure(ended.failed)
+    if (obeyed := ended.report.get("obeyed")) is not None:
+        from sandbox.paths.end_search import read_findings
+
+        for line in read_findings(obeyed).lines():
+            output.note(Note("obeyed", line))
     _write_report(request.sink, ended.report, output)
     output.drain_events()
     return EXIT[ended.outcome.code]

@@ -12,7 +12,7 @@ import sys
 
 from runner.launch.carry_out import judge_end
 from runner.launch.orders import Signals, watch_caller, watch_signals
-from runner.launch.stages import Planned, Stage, Started, has_start_notes, planned_of
+from runner.launch.stages import Planned, Stage, Started, has_start_notes, planned_of, started_of
 from runner.launch.stdio import Plumbing, connect_caller
 from runner.launch.wait import End
 from runner.outcome import EXEC_REFUSED, Failure, Outcome, has_failed
@@ -305,6 +305,12 @@ def _print_outcome(
             if each.what not in told and is_stderr_writable():
                 sys.stderr.flush()
                 write_at_once(2, _advice_line(each, secrets))
+    started = started_of(stage)
+    if started is not None and started.search is not None and started.search.findings is not None:
+        from runner.cli.shared import text
+
+        for line in started.search.findings.lines():
+            text.warn(_without(secrets, {"line": line})["line"])
     if ended is not None and ended.end.exit.kill_incomplete:
         pids = ", ".join(map(str, ended.end.exit.left))
         from runner.cli.shared.text import say

@@ -79,7 +79,11 @@ def scene_of(planned: Planned, environ: Mapping[str, str], hosts: tuple[RefusedH
         inside=plan.directory,
         shown=shown_places(plan.operations),
         writable=tuple(_writable(planned)),
-        guarded=tuple(join(guard.dest, guard.path) for guard in plan.guards if guard.access != "write"),
+        guarded=tuple(
+            join(guard.dest, guard.path)
+            for guard in plan.guards
+            if guard.access != "write" and guard.state != "link"
+        ),
         own=tuple(
             dict.fromkeys(
                 (plugin.manifest, os.path.realpath(plugin.manifest), *plan.argv[:1], *plan.program_files)

@@ -458,3 +458,25 @@ def test_plugins_end_with_a_process_that_is_killed(steer: Path) -> None:
     for file in files:
         assert select.select([file], [], [], 60.0)[0] == [file]
         os.close(file)
+
+
+@pytest.mark.trio
+async def test_what_programs_obey_is_in_the_log(shelf: Path, steer: Path) -> None:
+    """A plugin leaves a file of an editor in a folder that it may write."""
+    place = shelf / "work"
+    (place / "sub").mkdir(parents=True)
+    for folder in (place, place / "sub"):
+        folder.chmod(0o777)
+    asked = f'[plugin.sandbox]\nenabled = true\nfs_write_paths = ["{place}"]\n'
+    (steer / "plugin.toml").write_text(MANIFEST + asked)
+    line = f"import os; os.makedirs({str(place)!r} + '/sub/.vscode', exist_ok=True)\n"
+    (steer / "plugin.py").write_text(PLUGIN.replace("seen = []", line + "seen = []"))
+    policy = shelf / "policy.toml"
+    policy.write_text(f'version = 1\n[write]\nceiling = ["{place}"]\n')
+    policy.chmod(0o644)
+    async with open_supervisor() as supervisor:
+        feed = supervisor.subscribe()
+        supervisor.add(spec("steer", steer, policy=policy))
+        await failure_of(supervisor, "steer", "steer_exit")
+        await news_of(feed, "steer", "respawning")
+        assert f"runner: while it ran, {place}/sub/.vscode was made or changed" in supervisor.logs("steer")

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from stat import S_IFDIR, S_IFLNK, S_IFREG
+
 import pytest
 
-from sandbox.paths.guarded import is_guarded, is_guarded_at_top, parent_folders
+from sandbox.paths.guarded import (
+    GuardedName,
+    guarded_table,
+    is_guarded,
+    is_guarded_at_top,
+    missing_sign,
+    parent_folders,
+)
 
-NAMES = frozenset({".vscode", ".mcp.json"})
+NAMES = guarded_table(
+    (
+        GuardedName(".vscode", "an editor"),
+        GuardedName(".mcp.json", "a host", "{}"),
+        GuardedName("*.code-workspace", "an editor", None, True),
+        GuardedName(".github", "a host", sign="", parts=(GuardedName("mcp.json", "a host", "{}"),)),
+    )
+)
 
 
 @pytest.mark.parametrize(
@@ -23,6 +39,15 @@ NAMES = frozenset({".vscode", ".mcp.json"})
         (".git/objects/ab", False, False),
         (".git/objects/.vscode", False, False),
         ("a/.git", True, False),
+        (".git/rebase-merge/git-rebase-todo", True, True),
+        (".hg/hgrc", True, True),
+        (".hg/store/x", False, False),
+        ("a/x.code-workspace", True, False),
+        (".code-workspace", False, False),
+        (".github", False, False),
+        (".github/workflows/x.yml", False, False),
+        (".github/mcp.json", True, True),
+        (".github/a/.vscode", True, False),
         ("node_modules/x/.vscode", False, False),
         ("", False, False),
     ],
@@ -33,3 +58,21 @@ def test_names(path: str, anywhere: bool, at_top: bool) -> None:
 
 def test_ways_are_all_folders_above_outermost_first() -> None:
     assert list(parent_folders([".mcp.json", ".git/hooks", "a/b/.vscode"])) == [".git", "a", "a/b"]
+
+
+@pytest.mark.parametrize(
+    ("there", "guarded"),
+    [
+        ({}, "refs"),
+        ({"HEAD": S_IFREG, "objects": S_IFDIR}, "refs"),
+        ({"refs": S_IFDIR}, "objects"),
+        ({"refs": S_IFREG | 0o644}, "refs"),  # of another launch
+        ({"refs": S_IFREG | 0o755}, "objects"),  # git could execute it, which is what it asks
+        ({"refs": S_IFLNK, "objects": S_IFDIR}, "HEAD"),
+        ({"refs": S_IFDIR, "objects": S_IFDIR, "HEAD": S_IFDIR}, "HEAD"),
+        ({"refs": S_IFDIR, "objects": S_IFDIR, "HEAD": S_IFREG}, None),
+    ],
+)
+def test_one_sign_of_a_bare_repository_is_guarded(there: dict[str, int], guarded: str | None) -> None:
+    found = missing_sign(there.get)
+    assert (found and found.path) == guarded

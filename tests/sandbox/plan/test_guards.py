@@ -10,14 +10,19 @@ from pathlib import Path
 import pytest
 
 from sandbox.paths.denylist import Denylist
-from sandbox.paths.guarded import MOST_NESTED, GuardedName
+from sandbox.paths.guarded import MOST_NESTED, MOST_PROJECTS, GuardedName
 from sandbox.paths.mounts import read_mounts
 from sandbox.paths.scan import SourceRefused
 from sandbox.paths.source import open_source
 from sandbox.plan.guards import guard_notes, guards_of, shown_guards
 from sandbox.plan.plan import Guard, PlanRefused
 
-NAMES = (GuardedName(".mcp.json", "{}\n"), GuardedName(".vscode"))
+NAMES = (
+    GuardedName(".mcp.json", "a host", "{}\n"),
+    GuardedName(".vscode", "an editor"),
+    GuardedName("*.code-workspace", "an editor", None, True),
+    GuardedName(".github", "a host", sign="", parts=(GuardedName("mcp.json", "a host", "{}\n"),)),
+)
 
 
 def guards(place: Path, conceal: tuple[str, ...] = (), deciding: tuple[str, ...] = ()) -> tuple[Guard, ...]:
@@ -39,12 +44,14 @@ def test_nothing_is_there(tmp_path: Path) -> None:
     found = guards(tmp_path)
     assert found == (
         Guard("/inside", ".git", "read", "made at launch"),
+        Guard("/inside", ".hg", "read", "made at launch"),
         Guard("/inside", ".mcp.json", "read", "made at launch", "{}\n"),
         Guard("/inside", ".vscode", "read", "made at launch"),
+        Guard("/inside", "refs", "read", "made at launch", ""),
     )
     assert list(shown_guards(found)) == []
     (note,) = guard_notes(found)
-    assert note.message.startswith("in /inside the plugin cannot make .git, .mcp.json, .vscode: ")
+    assert note.message.startswith("in /inside the plugin cannot make .git, .hg, .mcp.json, .vscode, refs: ")
 
 
 def test_a_repository_stays_writable_but_for_what_is_run(tmp_path: Path) -> None:
@@ -65,8 +72,44 @@ def test_further_down_what_exists_is_guarded_with_all_on_the_way(tmp_path: Path)
     ways = {"a", "a/b", "c", "c/.git"}
     assert found == {"a/b/.vscode": "read"} | dict.fromkeys(ways, "write")
     states = {guard.path: guard.state for guard in guards(tmp_path) if guard.path.startswith("c/.git/")}
-    made = dict.fromkeys(("c/.git/config", "c/.git/config.worktree", "c/.git/commondir"), "made at launch")
-    assert states == {"c/.git/hooks": "bound"} | made
+    parts = ("config", "config.worktree", "commondir", "modules", "worktrees", "remotes", "branches")
+    assert states == {"c/.git/hooks": "bound"} | {f"c/.git/{part}": "made at launch" for part in parts}
+
+
+def test_projects_directly_below_are_guarded_like_the_top(tmp_path: Path) -> None:
+    """`--write ~/work`, with projects in it: also what they do not have yet."""
+    for name in ("a/.git", "b/.vscode", "c/deep/.vscode", "d", "node_modules/x/.vscode"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "a/.git/HEAD").touch()
+    (tmp_path / "b/.mcp.json").symlink_to("/etc/hostname")
+    (tmp_path / "b/x.code-workspace").touch()
+    found = {guard.path: guard.state for guard in guards(tmp_path) if guard.access == "read"}
+    made = {path for path, state in found.items() if state == "made at launch" and "/" in path}
+    tops = {".hg", ".mcp.json", ".vscode", "refs"}
+    assert {path for path in made if not path.startswith("a/.git/")} == {
+        *(f"a/{name}" for name in tops),
+        *("b/.git", "b/.hg", "b/refs"),
+    }
+    assert found["b/.vscode"] == found["b/x.code-workspace"] == found["c/deep/.vscode"] == "optional"
+    assert found["b/.mcp.json"] == "link"  # the plugin can replace it, and then it is named
+    assert "nor such names in a, b" in next(guard_notes(guards(tmp_path))).message
+    for number in range(MOST_PROJECTS - 1):
+        (tmp_path / f"more{number}/.vscode").mkdir(parents=True)
+    made = {guard.path for guard in guards(tmp_path) if guard.state == "made at launch"}
+    assert "a/.git/config" in made and not any(path.startswith(("a/.vscode", "b/")) for path in made)
+    first, second = guard_notes(guards(tmp_path))
+    assert "nor such names" not in first.message and f"holds {MOST_PROJECTS + 1} projects" in second.message
+
+
+def test_only_parts_of_some_folders(tmp_path: Path) -> None:
+    (tmp_path / ".github/workflows").mkdir(parents=True)
+    (tmp_path / ".hg").mkdir()
+    (tmp_path / ".hg/requires").touch()
+    (tmp_path / "x.code-workspace").touch()
+    found = {guard.path: (guard.access, guard.state) for guard in guards(tmp_path)}
+    assert found[".github"][0] == found[".hg"][0] == "write"
+    assert found[".github/mcp.json"] == found[".hg/hgrc"] == ("read", "made at launch")
+    assert found[".hg/requires"] == ("read", "bound") and found["x.code-workspace"] == ("read", "optional")
 
 
 def test_the_own_configuration_is_hidden_and_no_reason_to_refuse(tmp_path: Path) -> None:

@@ -115,31 +115,51 @@ VARIABLES: tuple[str, ...] = (
 
 _NO_SERVERS = '{"mcpServers": {}}\n'
 
-# At the top of a project.
+# At the top of a project. git lists a stand-in that is a file as new, so few of them are files. An optional
+# name can be made by a plugin, and is told after its end: its host asks a person first, or few read it.
 PROJECT_NAMES: tuple[GuardedName, ...] = (
-    GuardedName(".mcp.json", _NO_SERVERS),
-    GuardedName("mcp.json", _NO_SERVERS, True),  # no host reads it by itself
-    GuardedName("opencode.json", "{}\n"),
-    GuardedName("opencode.jsonc", "{}\n"),
-    *map(
-        GuardedName,
-        (
-            ".vscode",
-            ".cursor",
-            ".zed",
-            ".roo",
-            ".continue",
-            ".gemini",
-            ".codex",
-            ".junie",
-            ".amazonq",
-            ".claude",
-            ".kiro",
-            ".opencode",
-            ".factory",
-            ".trae",
-            ".amp",
-            ".vibe",
-        ),
+    GuardedName(".mcp.json", "Claude Code", _NO_SERVERS),
+    GuardedName("mcp.json", "some hosts", _NO_SERVERS, True),  # no host reads it by itself
+    GuardedName("opencode.json", "opencode", "{}\n"),
+    GuardedName("opencode.jsonc", "opencode", "{}\n"),
+    GuardedName("crush.json", "Crush", "{}\n"),
+    GuardedName(".crush.json", "Crush", "{}\n"),
+    GuardedName(".vscode", "VS Code"),
+    GuardedName("*.code-workspace", "VS Code", None, True),  # a person opens it by name
+    GuardedName(".devcontainer", "VS Code"),  # initializeCommand runs outside of the container
+    GuardedName(".devcontainer.json", "VS Code", "{}\n", True),  # an empty one is offered to the person
+    GuardedName(".cursor", "Cursor"),
+    GuardedName(".windsurf", "Windsurf"),
+    GuardedName(".zed", "Zed"),
+    GuardedName(".vs", "Visual Studio"),
+    GuardedName(".idea", "a JetBrains IDE"),
+    GuardedName(".helix", "Helix", None, True),
+    GuardedName(".roo", "Roo Code"),
+    GuardedName(".kilocode", "Kilo Code"),
+    GuardedName(".clinerules", "Cline", None, True),  # hooks/ in it
+    GuardedName(".continue", "Continue"),
+    GuardedName(".gemini", "Gemini CLI"),
+    GuardedName(".qwen", "Qwen Code"),
+    GuardedName(".codex", "Codex"),
+    GuardedName(".junie", "Junie"),
+    GuardedName(".amazonq", "Amazon Q"),
+    GuardedName(".claude", "Claude Code"),
+    GuardedName(".kiro", "Kiro"),
+    GuardedName(".opencode", "opencode"),
+    GuardedName(".factory", "Factory"),
+    GuardedName(".trae", "Trae"),
+    GuardedName(".amp", "Amp"),
+    GuardedName(".vibe", "Vibe"),
+    GuardedName(".copilot", "Copilot"),
+    GuardedName(".aider.conf.yml", "Aider", "", True),  # lint-cmd
+    # Workflows run elsewhere, and changing them is ordinary work: only these are guarded, where it exists.
+    GuardedName(
+        ".github",
+        "Copilot",
+        sign="",
+        parts=(GuardedName("mcp.json", "Copilot", _NO_SERVERS), GuardedName("hooks", "Copilot")),
     ),
+    # A shell with mise trusts a file by its path, and obeys it when somebody enters the folder.
+    GuardedName("mise.toml", "mise", "", True),
+    GuardedName(".mise.toml", "mise", "", True),
 )
