@@ -7,6 +7,7 @@ not read its answer. Beyond a number of connections, further ones are told to co
 
 from __future__ import annotations
 
+import json
 import math
 import select
 import socket
@@ -14,24 +15,28 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
+import h11
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData
-from hypercorn.protocol.h11 import H2CProtocolRequiredError, H2ProtocolAssumedError, H11Protocol
+from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ASGIFramework, ConnectionState
 
+from runner.protocol.http_connection import HttpConnection
 from runner.serve.door import MOST_HEADER_BYTES
 from runner.serve.peer import Departure, DoorPeer, unix_peer
+from runner.serve.refusal import Refused
 from runner.serve.tls import SPEAKS_HTTP, DoorTls, certified_peer, handshake_fault
 
 HEADER_SECONDS = 15.0  # for a request header, and between two requests of a connection
 HANDSHAKE_SECONDS = 10.0
 _WRITE_SECONDS = 30.0  # for one part of an answer
 _PART_BYTES = 64 << 10
+_MOST_SHOWN = 200  # characters of what is wrong with a request
 _MOST_REQUESTS = 1_000_000  # of one connection
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -100,16 +105,54 @@ class _IdleTimer:
 
 
 class _Protocol(H11Protocol):
+    """HTTP/1.1 only: HTTP/2 and websockets have rules that this door does not bound."""
+
+    def __init__(self, on_refused: Callable[[DoorPeer, Refused], None], *given: Any) -> None:
+        super().__init__(*given)
+        self.connection = HttpConnection(h11.SERVER, MOST_HEADER_BYTES)
+        self._on_refused = on_refused
+
     async def handle(self, event: Event) -> None:
         if isinstance(event, Closed):
             self.connection_state["departure"].happen()
         await super().handle(event)
 
+    async def _check_protocol(self, event: h11.Request) -> None:
+        pass  # Hypercorn would answer that it takes up HTTP/2
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        """A client who would rather speak something else gets an answer in HTTP/1.1, as HTTP allows."""
+        if any(name == b"upgrade" for name, _ in request.headers):
+            headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
+            request = h11.Request(
+                method=request.method,
+                target=request.target,
+                headers=headers,
+                http_version=request.http_version,
+            )
+        await super()._create_stream(request)
+
+    async def _send_error_response(self, status_code: int) -> None:
+        """Hypercorn's has no body."""
+        code = {431: "header_too_large", 501: "transfer_encoding", 505: "http_version"}.get(status_code)
+        assert isinstance(self.connection, HttpConnection)
+        message = f"this is not a request in HTTP/1.1: {self.connection.fault[:_MOST_SHOWN]}"
+        refused = Refused(status_code, code or "not_http", message, "send one that keeps to RFC 9112")
+        self._on_refused(self.connection_state["peer"], refused)
+        raw = json.dumps(refused.document()).encode()
+        length, kind = str(len(raw)).encode(), b"application/json"
+        headers = [(b"content-type", kind), (b"content-length", length), (b"connection", b"close")]
+        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
+        await self._send_h11_event(h11.Data(data=raw))
+        await self._send_h11_event(h11.EndOfMessage())
+
 
 class _Connection(TCPServer):
-    """One connection. HTTP/1.1 only: HTTP/2 and websockets have rules that this door does not bound."""
-
     _head = b""  # of an answer, not sent yet
+
+    def __init__(self, on_refused: Callable[[DoorPeer, Refused], None], *given: Any) -> None:
+        super().__init__(*given)
+        self._on_refused = on_refused
 
     async def run(self) -> None:
         self._pause = _Pause()
@@ -117,7 +160,14 @@ class _Connection(TCPServer):
             async with TaskGroup() as task_group:
                 self._task_group = task_group
                 self.protocol = _Protocol(  # type: ignore[assignment]  # the part of the wrapper that is used
-                    *(self.app, self.config, self.context, task_group, ConnectionState(self.state)),
+                    *(
+                        self._on_refused,
+                        self.app,
+                        self.config,
+                        self.context,
+                        task_group,
+                        ConnectionState(self.state),
+                    ),
                     *(False, None, None, self.protocol_send),
                 )
                 self.protocol.can_read = self._pause  # type: ignore[attr-defined]
@@ -127,7 +177,7 @@ class _Connection(TCPServer):
                 task_group.spawn(timer.run, self._initiate_server_close)
                 await self._read_data()
                 timer.end()  # else a closed connection counts until it would have been idle
-        except* (OSError, H2CProtocolRequiredError, H2ProtocolAssumedError):
+        except* OSError:
             pass
         finally:
             with trio.CancelScope(shield=True):
@@ -209,16 +259,16 @@ class Connections:
         most: int,
         on_full: Callable[[], None],
         on_bug: Callable[[Exception], None],
+        on_refused: Callable[[DoorPeer, Refused], None],
         tls: DoorTls | None = None,
         on_stranger: Callable[[str, str], None] = lambda address, fault: None,
     ) -> None:
         """`most`: connections at once by a unix socket; by TCP, where strangers may hold some, a quarter.
         `tls`: for all connections by TCP. `on_stranger`: gets the address of a client whose handshake failed,
-        and why."""
+        and why. `on_refused`: gets requests that are not HTTP."""
         config = Config()
         config.keep_alive_timeout = HEADER_SECONDS
         config.keep_alive_max_requests = _MOST_REQUESTS
-        config.h11_max_incomplete_size = MOST_HEADER_BYTES
         config.include_server_header = config.include_date_header = False
         config.accesslog = config.errorlog = None
         self._config = config
@@ -228,6 +278,7 @@ class Connections:
         self._most = most
         self._on_full = on_full
         self._on_bug = on_bug
+        self._on_refused = on_refused
         self._tls = tls
         self._on_stranger = on_stranger
         self._speaking = 0  # requests that are served
@@ -286,7 +337,7 @@ class Connections:
                 if stream is not None:
                     state = ConnectionState({"peer": peer, "greeted": [], "departure": Departure()})
                     await _Connection(
-                        *(self._application, self._config, self._context, state, stream)  # type: ignore[arg-type]
+                        *(self._on_refused, self._application, self._config, self._context, state, stream)
                     ).run()
         except* Exception as group:  # noqa: BLE001 -- a bug ends this connection, not the daemon
             for error in group.exceptions:
