@@ -2,7 +2,8 @@
 then spoken with by Hypercorn.
 
 Every wait is bounded. A connection that sends no whole request header in time is closed, as is one that does
-not read its answer. Beyond a number of connections, further ones are told to come back.
+not read its answer. Beyond a number of connections, strangers are closed for further ones; if there are none,
+further ones are told to come back.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import select
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import h11
@@ -30,10 +32,10 @@ from runner.protocol.http_connection import HttpConnection
 from runner.serve.door import MOST_HEADER_BYTES
 from runner.serve.peer import Departure, DoorPeer, unix_peer
 from runner.serve.refusal import Refused
+from runner.serve.room import Place, Room
 from runner.serve.tls import SPEAKS_HTTP, DoorTls, certified_peer, handshake_fault
 
-HEADER_SECONDS = 15.0  # for a request header, and between two requests of a connection
-HANDSHAKE_SECONDS = 10.0
+HANDSHAKE_SECONDS = 5.0
 _WRITE_SECONDS = 30.0  # for one part of an answer
 _PART_BYTES = 64 << 10
 _MOST_SHOWN = 200  # characters of what is wrong with a request
@@ -82,8 +84,8 @@ class _Pause:
 class _IdleTimer:
     """In place of Hypercorn's, which starts a task for each request."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, place: Place) -> None:
+        self._place = place
         self._scope = trio.CancelScope()
         self._is_needed = True
 
@@ -94,7 +96,7 @@ class _IdleTimer:
             await expired()
 
     async def restart(self, *_: object) -> None:
-        self._scope.deadline = trio.current_time() + self._seconds
+        self._scope.deadline = trio.current_time() + self._place.idle_seconds
 
     async def stop(self) -> None:
         self._scope.deadline = math.inf
@@ -171,7 +173,7 @@ class _Connection(TCPServer):
                     *(False, None, None, self.protocol_send),
                 )
                 self.protocol.can_read = self._pause  # type: ignore[attr-defined]
-                timer = _IdleTimer(self.config.keep_alive_timeout)
+                timer = _IdleTimer(self.state["place"])
                 self.idle_task = timer  # type: ignore[assignment]  # the part of it that is used
                 await timer.restart()
                 task_group.spawn(timer.run, self._initiate_server_close)
@@ -267,7 +269,6 @@ class Connections:
         `tls`: for all connections by TCP. `on_stranger`: gets the address of a client whose handshake failed,
         and why. `on_refused`: gets requests that are not HTTP."""
         config = Config()
-        config.keep_alive_timeout = HEADER_SECONDS
         config.keep_alive_max_requests = _MOST_REQUESTS
         config.include_server_header = config.include_date_header = False
         config.accesslog = config.errorlog = None
@@ -303,7 +304,7 @@ class Connections:
         listener.setblocking(False)
         accepting = trio.socket.from_stdlib_socket(listener)
         is_unix = listener.family == socket.AF_UNIX
-        room = trio.CapacityLimiter(self._most if is_unix else max(1, self._most // 4))
+        room = Room(self._most if is_unix else max(1, self._most // 4), self._on_full)
         async with trio.open_nursery() as nursery:
             while True:
                 try:
@@ -313,37 +314,44 @@ class Connections:
                     await trio.sleep(0.05)
                     continue
                 secured = self._tls is not None and not is_unix
-                if room.available_tokens < 1:
-                    self._on_full()
+                scope = trio.CancelScope()
+                place = room.take("" if is_unix else str(address[0]), partial(_end, accepted, scope))
+                if place is None:
                     _refuse(accepted, b"" if secured else _FULL)
                     continue
-                held = object()
-                room.acquire_on_behalf_of_nowait(held)
-                nursery.start_soon(self._speak, accepted, str(address[0]) if secured else "", room, held)
+                if is_unix:
+                    place.admit()  # only the owner can connect, and the kernel tells who it is
+                nursery.start_soon(self._speak, accepted, secured, place, scope)
 
     async def _speak(
-        self, accepted: trio.socket.SocketType, secured: str, room: trio.CapacityLimiter, held: object
+        self, accepted: trio.socket.SocketType, secured: bool, place: Place, scope: trio.CancelScope
     ) -> None:
-        """`secured`: the address of a client who has to speak TLS."""
+        """`secured`: the client has to speak TLS."""
         try:
-            async with trio.SocketStream(accepted) as transport:
-                stream: trio.abc.Stream | None = transport
-                if secured:
-                    stream, peer = await self._shake_hands(transport, secured)
-                elif accepted.family == socket.AF_UNIX:
-                    peer = unix_peer(accepted._sock)  # type: ignore[attr-defined]
-                else:
-                    peer = DoorPeer(None)
-                if stream is not None:
-                    state = ConnectionState({"peer": peer, "greeted": [], "departure": Departure()})
-                    await _Connection(
-                        *(self._on_refused, self._application, self._config, self._context, state, stream)
-                    ).run()
+            with scope:
+                await self._speak_in(place, accepted, secured)
         except* Exception as group:  # noqa: BLE001 -- a bug ends this connection, not the daemon
             for error in group.exceptions:
                 self._on_bug(error)
         finally:
-            room.release_on_behalf_of(held)
+            place.leave()
+
+    async def _speak_in(self, place: Place, accepted: trio.socket.SocketType, secured: bool) -> None:
+        async with trio.SocketStream(accepted) as transport:
+            stream: trio.abc.Stream | None = transport
+            if secured:
+                stream, peer = await self._shake_hands(transport, place.address)
+            elif accepted.family == socket.AF_UNIX:
+                peer = unix_peer(accepted._sock)  # type: ignore[attr-defined]
+            else:
+                peer = DoorPeer(None)
+            if stream is None:
+                return
+            if peer.subject:
+                place.admit()
+            given = {"peer": peer, "place": place, "greeted": [], "departure": Departure()}
+            parts = (self._application, self._config, self._context, ConnectionState(given), stream)
+            await _Connection(self._on_refused, *parts).run()
 
     async def _shake_hands(
         self, transport: trio.SocketStream, address: str
@@ -366,6 +374,11 @@ class Connections:
                 fault = str(error)
         self._on_stranger(address, fault)
         return None, DoorPeer(None)
+
+
+def _end(accepted: trio.socket.SocketType, scope: trio.CancelScope) -> None:
+    scope.cancel()
+    accepted.close()  # an answer that is written is not waited for
 
 
 def _refuse(accepted: trio.socket.SocketType, word: bytes) -> None:

@@ -93,6 +93,8 @@ class Door:
             scope["state"]["session"] = None
             by_page = None if self._page is None else partial(self._page.identify, scope, headers)
             scope["state"]["caller"] = caller = identify(peer, headers, self._rules, by_page)
+            if caller != VISITOR:
+                scope["state"]["place"].admit()
             # The list belongs to the connection, which may have several callers: a visitor who then shows a
             # token must not stay unknown. Visitors themselves would fill the audit.
             if caller not in scope["state"]["greeted"]:

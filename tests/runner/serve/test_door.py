@@ -29,7 +29,7 @@ from runner.ledger.ledger import Ledger, open_ledger
 from runner.ledger.rows import Accepted, digest
 from runner.outcome import EXIT, USAGE_ERROR
 from runner.protocol.http_connection import HttpConnection
-from runner.serve import connections, daemon, listen
+from runner.serve import connections, daemon, listen, room
 from runner.serve import door as door_module
 from runner.serve.client import default_socket
 from runner.serve.desk import CallAnswer, Desk, DoorCall
@@ -51,7 +51,7 @@ from tests.tables import check_rows
 async def test_bodies_and_headers_are_bounded_in_size_and_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(room, "HEADER_SECONDS", 0.5)
     async with house(tmp_path, most_body_bytes=1000, body_seconds=0.5) as door:
         post = {"method": "POST"}
         host = "Host: localhost"
