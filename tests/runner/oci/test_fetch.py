@@ -10,7 +10,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import trio
@@ -566,6 +566,22 @@ def test_a_slow_registry_is_given_up(
 
     server.publish(package.tar())
     server.faults["manifests/1" if where == "manifest" else digest_of(package.tar())] = drip
+    fault = refused(server.reference(), store, access=RegistryAccess(deadline=0.5))
+    assert fault.rule == "registry_slow" and "0.5 s for everything" in str(fault)
+
+
+def test_a_deadline_ends_the_reading_of_an_archive_too(
+    server: FakeRegistry, package: Package, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read in a thread, which nothing can stop from outside."""
+
+    def read_for_ever(file: IO[bytes]) -> None:
+        while True:
+            file.seek(0)
+            assert file.peek(1) and file.read(1)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(fetch_module, "list_archive", read_for_ever)
+    server.publish(package.tar())
     fault = refused(server.reference(), store, access=RegistryAccess(deadline=0.5))
     assert fault.rule == "registry_slow" and "0.5 s for everything" in str(fault)
 
