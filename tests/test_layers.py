@@ -124,7 +124,15 @@ MAY_IMPORT: Mapping[str, Use] = {
         )
     ),
     "cryptography": Use(("runner.package.keys",), lazily=True),
-    "h11": Use(("runner.protocol.https.request", "runner.protocol.https.response")),
+    "h11": Use(
+        (
+            "runner.oci.client",
+            "runner.protocol.http_connection",
+            "runner.protocol.https.request",
+            "runner.protocol.https.response",
+            "runner.serve.connections",
+        )
+    ),
     "idna": Use(("sandbox.network.hosts",), lazily=True),
     "jsonschema_rs": Use(("runner.protocol.schema",), lazily=True),
     "psutil": Use(("runner.serve.metrics", "sandbox.doctor.limits")),

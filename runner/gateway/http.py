@@ -7,13 +7,17 @@ find it. Plugins are shared by all callers, so they cannot ask them anything.
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import trio
+from mcp.server.lowlevel import Server
+from mcp.server.streamable_http import StreamableHTTPServerTransport
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPDeprecationWarning
 
@@ -39,6 +43,7 @@ from sandbox.policy.load import load_policy
 
 _MOST_SESSIONS = 256  # of one caller
 _IDLE_SECONDS = 1800.0
+_FEW_REQUESTS = 2  # after which a session counts as used: clients say that they are ready, and list tools
 MOST_CALLERS = 64  # with a server each: certificates may name any number
 # Before the server of a caller without a session makes room. By then a minute's calls are allowed anew:
 # nobody may make more calls by being forgotten.
@@ -107,10 +112,42 @@ class LedgerMaker:
                 await self._ledger.end(number, EndOfCall(code, output, record, None, started))
 
 
+class _Sessions(StreamableHTTPSessionManager):
+    """The sessions of one caller. When there are as many as there may be, a new one takes the place of the one
+    that is idle longest, of those that were hardly used if there are any. The SDK would refuse it until a
+    session has been idle for half an hour."""
+
+    def __init__(self, server: Server[Any]) -> None:
+        super().__init__(server, max_sessions=_MOST_SESSIONS, session_idle_timeout=_IDLE_SECONDS)
+        self._uses: Counter[str] = Counter()  # requests of each session after its first
+
+    async def _handle_stateful_request(self, scope: Any, receive: Any, send: Any) -> None:
+        for name, value in scope["headers"]:
+            if name == b"mcp-session-id" and (session := value.decode("latin-1")) in self._server_instances:
+                self._uses[session] += 1
+        await super()._handle_stateful_request(scope, receive, send)
+
+    def _admit_session(self, requestor: Any) -> StreamableHTTPServerTransport | None:
+        sessions = self._server_instances
+        if len(sessions) >= _MOST_SESSIONS:
+            self._uses = Counter({key: self._uses[key] for key in sessions})
+            # While a request of theirs is served, the SDK sets them no deadline.
+            idle = [
+                (self._uses[key] > _FEW_REQUESTS, scope.deadline, key)
+                for key, each in sessions.items()
+                if (scope := each.idle_scope) is not None and scope.deadline < math.inf
+            ]
+            if idle:
+                scope = sessions.pop(min(idle)[2]).idle_scope
+                assert scope is not None
+                scope.cancel()  # the task of the session ends it
+        return super()._admit_session(requestor)
+
+
 class _Caller:
     """A caller, and what serves it."""
 
-    def __init__(self, gateway: ClientGateway, manager: StreamableHTTPSessionManager) -> None:
+    def __init__(self, gateway: ClientGateway, manager: _Sessions) -> None:
         self.gateway = gateway
         self.manager = manager
         self.scope = trio.CancelScope()
@@ -208,9 +245,7 @@ class HttpGateway:
             )
         async with trio.open_nursery() as nursery:
             gateway = ClientGateway(self._catalogue, self._maker, self._questions, caller, settings, nursery)
-            manager = StreamableHTTPSessionManager(
-                gateway.server(), max_sessions=_MOST_SESSIONS, session_idle_timeout=_IDLE_SECONDS
-            )
+            manager = _Sessions(gateway.server())
             served = _Caller(gateway, manager)
             try:
                 with served.scope:

@@ -15,9 +15,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import IO, Any, TypeVar
 
+import h11
 import httpcore
 import httpx
 import trio
+from httpcore._async import connection as making
 
 from runner.oci.artifact import (
     INDEX,
@@ -33,6 +35,7 @@ from runner.oci.artifact import (
 from runner.oci.credentials import DOCKER_HUB, Credentials, find_credentials
 from runner.oci.reference import Reference
 from runner.package.fault import PackageFault
+from runner.protocol.http_connection import HttpConnection
 from runner.protocol.https.fetch import resolve_name
 from sandbox.document.diagnostic import DocumentError, printable, quoted
 from sandbox.document.read import parse
@@ -58,10 +61,21 @@ _TOKEN = re.compile(r"[!-~]{1,32768}")
 _NEXT_PAGE = re.compile(r'<([^<>]{1,2048})>\s*;\s*rel="?next"?')
 _PIECES = "application/octet-stream"
 
-# Of the headers of an answer, and of one reading. h11 takes a minute for one header of 100 KB of blanks and a
-# NUL, which no deadline ends. Nothing else here uses httpcore: these are its settings for the whole process.
-httpcore.AsyncHTTP11Connection.MAX_INCOMPLETE_EVENT_SIZE = 16 << 10
-httpcore.AsyncHTTP11Connection.READ_NUM_BYTES = 8 << 10
+_MOST_HEAD_BYTES = 16 << 10  # of the headers of an answer
+
+
+class _GuardedConnection(httpcore.AsyncHTTP11Connection):
+    """No deadline ends what h11 does with a hostile header."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self._h11_state = HttpConnection(h11.CLIENT, _MOST_HEAD_BYTES)
+
+
+# httpcore has no other place to say which connections it makes. Nothing else of this process uses it.
+if not issubclass(vars(making)["AsyncHTTP11Connection"], httpcore.AsyncHTTP11Connection):
+    raise ImportError("httpcore makes its connections elsewhere: this version was not tried")
+making.AsyncHTTP11Connection = _GuardedConnection  # type: ignore[attr-defined]
 
 Result = TypeVar("Result")
 Content = bytes | Callable[[], AsyncIterator[bytes]]

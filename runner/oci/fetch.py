@@ -151,6 +151,18 @@ def open_spool() -> Iterator[IO[bytes]]:
         raise PackageFault("store_refused", message, "make room in /var/tmp, or where TMPDIR says") from None
 
 
+class _Interruptible:
+    """A file that is read in a thread of trio. Reading ends when the task does, by a deadline or by ^C."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.seek, self.peek = file.seek, file.peek  # type: ignore[attr-defined]  # it is buffered
+
+    def read(self, size: int = -1) -> bytes:
+        trio.from_thread.check_cancelled()
+        return self._file.read(size)
+
+
 async def pull(
     registry: RegistryClient, reference: Reference, file: IO[bytes], trusted: TrustedKeys | None
 ) -> PulledPackage:
@@ -172,7 +184,7 @@ async def list_layer(
     await registry.get_blob(package.layer, file)
     file.flush()
     file.seek(0)
-    return await trio.to_thread.run_sync(list_archive, file)
+    return await trio.to_thread.run_sync(list_archive, _Interruptible(file))
 
 
 async def get_package(registry: RegistryClient, reference: Reference) -> PackageManifest:

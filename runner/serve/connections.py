@@ -2,36 +2,43 @@
 then spoken with by Hypercorn.
 
 Every wait is bounded. A connection that sends no whole request header in time is closed, as is one that does
-not read its answer. Beyond a number of connections, further ones are told to come back.
+not read its answer. Beyond a number of connections, strangers are closed for further ones; if there are none,
+further ones are told to come back.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import select
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
+import h11
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData
-from hypercorn.protocol.h11 import H2CProtocolRequiredError, H2ProtocolAssumedError, H11Protocol
+from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.trio.task_group import TaskGroup
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ASGIFramework, ConnectionState
 
+from runner.protocol.http_connection import HttpConnection
 from runner.serve.door import MOST_HEADER_BYTES
 from runner.serve.peer import Departure, DoorPeer, unix_peer
+from runner.serve.refusal import Refused
+from runner.serve.room import Place, Room
 from runner.serve.tls import SPEAKS_HTTP, DoorTls, certified_peer, handshake_fault
 
-HEADER_SECONDS = 15.0  # for a request header, and between two requests of a connection
-HANDSHAKE_SECONDS = 10.0
+HANDSHAKE_SECONDS = 5.0
 _WRITE_SECONDS = 30.0  # for one part of an answer
 _PART_BYTES = 64 << 10
+_MOST_SHOWN = 200  # characters of what is wrong with a request
 _MOST_REQUESTS = 1_000_000  # of one connection
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -77,8 +84,8 @@ class _Pause:
 class _IdleTimer:
     """In place of Hypercorn's, which starts a task for each request."""
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    def __init__(self, place: Place) -> None:
+        self._place = place
         self._scope = trio.CancelScope()
         self._is_needed = True
 
@@ -89,7 +96,7 @@ class _IdleTimer:
             await expired()
 
     async def restart(self, *_: object) -> None:
-        self._scope.deadline = trio.current_time() + self._seconds
+        self._scope.deadline = trio.current_time() + self._place.idle_seconds
 
     async def stop(self) -> None:
         self._scope.deadline = math.inf
@@ -100,16 +107,54 @@ class _IdleTimer:
 
 
 class _Protocol(H11Protocol):
+    """HTTP/1.1 only: HTTP/2 and websockets have rules that this door does not bound."""
+
+    def __init__(self, on_refused: Callable[[DoorPeer, Refused], None], *given: Any) -> None:
+        super().__init__(*given)
+        self.connection = HttpConnection(h11.SERVER, MOST_HEADER_BYTES)
+        self._on_refused = on_refused
+
     async def handle(self, event: Event) -> None:
         if isinstance(event, Closed):
             self.connection_state["departure"].happen()
         await super().handle(event)
 
+    async def _check_protocol(self, event: h11.Request) -> None:
+        pass  # Hypercorn would answer that it takes up HTTP/2
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        """A client who would rather speak something else gets an answer in HTTP/1.1, as HTTP allows."""
+        if any(name == b"upgrade" for name, _ in request.headers):
+            headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
+            request = h11.Request(
+                method=request.method,
+                target=request.target,
+                headers=headers,
+                http_version=request.http_version,
+            )
+        await super()._create_stream(request)
+
+    async def _send_error_response(self, status_code: int) -> None:
+        """Hypercorn's has no body."""
+        code = {431: "header_too_large", 501: "transfer_encoding", 505: "http_version"}.get(status_code)
+        assert isinstance(self.connection, HttpConnection)
+        message = f"this is not a request in HTTP/1.1: {self.connection.fault[:_MOST_SHOWN]}"
+        refused = Refused(status_code, code or "not_http", message, "send one that keeps to RFC 9112")
+        self._on_refused(self.connection_state["peer"], refused)
+        raw = json.dumps(refused.document()).encode()
+        length, kind = str(len(raw)).encode(), b"application/json"
+        headers = [(b"content-type", kind), (b"content-length", length), (b"connection", b"close")]
+        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
+        await self._send_h11_event(h11.Data(data=raw))
+        await self._send_h11_event(h11.EndOfMessage())
+
 
 class _Connection(TCPServer):
-    """One connection. HTTP/1.1 only: HTTP/2 and websockets have rules that this door does not bound."""
-
     _head = b""  # of an answer, not sent yet
+
+    def __init__(self, on_refused: Callable[[DoorPeer, Refused], None], *given: Any) -> None:
+        super().__init__(*given)
+        self._on_refused = on_refused
 
     async def run(self) -> None:
         self._pause = _Pause()
@@ -117,17 +162,24 @@ class _Connection(TCPServer):
             async with TaskGroup() as task_group:
                 self._task_group = task_group
                 self.protocol = _Protocol(  # type: ignore[assignment]  # the part of the wrapper that is used
-                    *(self.app, self.config, self.context, task_group, ConnectionState(self.state)),
+                    *(
+                        self._on_refused,
+                        self.app,
+                        self.config,
+                        self.context,
+                        task_group,
+                        ConnectionState(self.state),
+                    ),
                     *(False, None, None, self.protocol_send),
                 )
                 self.protocol.can_read = self._pause  # type: ignore[attr-defined]
-                timer = _IdleTimer(self.config.keep_alive_timeout)
+                timer = _IdleTimer(self.state["place"])
                 self.idle_task = timer  # type: ignore[assignment]  # the part of it that is used
                 await timer.restart()
                 task_group.spawn(timer.run, self._initiate_server_close)
                 await self._read_data()
                 timer.end()  # else a closed connection counts until it would have been idle
-        except* (OSError, H2CProtocolRequiredError, H2ProtocolAssumedError):
+        except* OSError:
             pass
         finally:
             with trio.CancelScope(shield=True):
@@ -209,16 +261,15 @@ class Connections:
         most: int,
         on_full: Callable[[], None],
         on_bug: Callable[[Exception], None],
+        on_refused: Callable[[DoorPeer, Refused], None],
         tls: DoorTls | None = None,
         on_stranger: Callable[[str, str], None] = lambda address, fault: None,
     ) -> None:
         """`most`: connections at once by a unix socket; by TCP, where strangers may hold some, a quarter.
         `tls`: for all connections by TCP. `on_stranger`: gets the address of a client whose handshake failed,
-        and why."""
+        and why. `on_refused`: gets requests that are not HTTP."""
         config = Config()
-        config.keep_alive_timeout = HEADER_SECONDS
         config.keep_alive_max_requests = _MOST_REQUESTS
-        config.h11_max_incomplete_size = MOST_HEADER_BYTES
         config.include_server_header = config.include_date_header = False
         config.accesslog = config.errorlog = None
         self._config = config
@@ -228,6 +279,7 @@ class Connections:
         self._most = most
         self._on_full = on_full
         self._on_bug = on_bug
+        self._on_refused = on_refused
         self._tls = tls
         self._on_stranger = on_stranger
         self._speaking = 0  # requests that are served
@@ -252,7 +304,7 @@ class Connections:
         listener.setblocking(False)
         accepting = trio.socket.from_stdlib_socket(listener)
         is_unix = listener.family == socket.AF_UNIX
-        room = trio.CapacityLimiter(self._most if is_unix else max(1, self._most // 4))
+        room = Room(self._most if is_unix else max(1, self._most // 4), self._on_full)
         async with trio.open_nursery() as nursery:
             while True:
                 try:
@@ -262,37 +314,44 @@ class Connections:
                     await trio.sleep(0.05)
                     continue
                 secured = self._tls is not None and not is_unix
-                if room.available_tokens < 1:
-                    self._on_full()
+                scope = trio.CancelScope()
+                place = room.take("" if is_unix else str(address[0]), partial(_end, accepted, scope))
+                if place is None:
                     _refuse(accepted, b"" if secured else _FULL)
                     continue
-                held = object()
-                room.acquire_on_behalf_of_nowait(held)
-                nursery.start_soon(self._speak, accepted, str(address[0]) if secured else "", room, held)
+                if is_unix:
+                    place.admit()  # only the owner can connect, and the kernel tells who it is
+                nursery.start_soon(self._speak, accepted, secured, place, scope)
 
     async def _speak(
-        self, accepted: trio.socket.SocketType, secured: str, room: trio.CapacityLimiter, held: object
+        self, accepted: trio.socket.SocketType, secured: bool, place: Place, scope: trio.CancelScope
     ) -> None:
-        """`secured`: the address of a client who has to speak TLS."""
+        """`secured`: the client has to speak TLS."""
         try:
-            async with trio.SocketStream(accepted) as transport:
-                stream: trio.abc.Stream | None = transport
-                if secured:
-                    stream, peer = await self._shake_hands(transport, secured)
-                elif accepted.family == socket.AF_UNIX:
-                    peer = unix_peer(accepted._sock)  # type: ignore[attr-defined]
-                else:
-                    peer = DoorPeer(None)
-                if stream is not None:
-                    state = ConnectionState({"peer": peer, "greeted": [], "departure": Departure()})
-                    await _Connection(
-                        *(self._application, self._config, self._context, state, stream)  # type: ignore[arg-type]
-                    ).run()
+            with scope:
+                await self._speak_in(place, accepted, secured)
         except* Exception as group:  # noqa: BLE001 -- a bug ends this connection, not the daemon
             for error in group.exceptions:
                 self._on_bug(error)
         finally:
-            room.release_on_behalf_of(held)
+            place.leave()
+
+    async def _speak_in(self, place: Place, accepted: trio.socket.SocketType, secured: bool) -> None:
+        async with trio.SocketStream(accepted) as transport:
+            stream: trio.abc.Stream | None = transport
+            if secured:
+                stream, peer = await self._shake_hands(transport, place.address)
+            elif accepted.family == socket.AF_UNIX:
+                peer = unix_peer(accepted._sock)  # type: ignore[attr-defined]
+            else:
+                peer = DoorPeer(None)
+            if stream is None:
+                return
+            if peer.subject:
+                place.admit()
+            given = {"peer": peer, "place": place, "greeted": [], "departure": Departure()}
+            parts = (self._application, self._config, self._context, ConnectionState(given), stream)
+            await _Connection(self._on_refused, *parts).run()
 
     async def _shake_hands(
         self, transport: trio.SocketStream, address: str
@@ -315,6 +374,11 @@ class Connections:
                 fault = str(error)
         self._on_stranger(address, fault)
         return None, DoorPeer(None)
+
+
+def _end(accepted: trio.socket.SocketType, scope: trio.CancelScope) -> None:
+    scope.cancel()
+    accepted.close()  # an answer that is written is not waited for
 
 
 def _refuse(accepted: trio.socket.SocketType, word: bytes) -> None:

@@ -171,6 +171,7 @@ class Daemon:
             self._options.most_connections,
             lambda: self._metrics.refusal("too_many_connections"),
             lambda error: self._say(f"internal: a connection: {type(error).__name__}: {error}"),
+            self._refused,
             self._options.tls,
             self._met_stranger,
         )

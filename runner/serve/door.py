@@ -86,19 +86,15 @@ class Door:
         self._body_seconds = body_seconds
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            if scope["type"] == "websocket":
-                await receive()
-                await send({"type": "websocket.close", "code": 1008})
-            return
         peer: DoorPeer = scope["state"]["peer"]
         body: _Body | None = None
         try:
-            _require_short_header(scope)
             headers = _headers(scope)
             scope["state"]["session"] = None
             by_page = None if self._page is None else partial(self._page.identify, scope, headers)
             scope["state"]["caller"] = caller = identify(peer, headers, self._rules, by_page)
+            if caller != VISITOR:
+                scope["state"]["place"].admit()
             # The list belongs to the connection, which may have several callers: a visitor who then shows a
             # token must not stay unknown. Visitors themselves would fill the audit.
             if caller not in scope["state"]["greeted"]:
@@ -162,13 +158,6 @@ def _headers(scope: Message) -> dict[str, list[str]]:
     for name, value in scope["headers"]:
         found.setdefault(name.decode("latin-1").lower(), []).append(value.decode("latin-1"))
     return found
-
-
-def _require_short_header(scope: Message) -> None:
-    """Hypercorn bounds a header only while it is incomplete: one that arrives at once may be longer."""
-    size = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
-    if size + len(scope["raw_path"]) + len(scope["query_string"]) > MOST_HEADER_BYTES:
-        raise Refused(431, "header_too_large", f"the request header is larger than {MOST_HEADER_BYTES} bytes")
 
 
 def _until_expiry(peer: DoorPeer) -> AbstractContextManager[object]:

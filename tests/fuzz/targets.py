@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import h11
+
 from runner.contracts.mcp.hosts.fill import parse_dotenv
 from runner.contracts.mcp.hosts.table import HOSTS
 from runner.contracts.mcp.wrap.changes import apply_steps
@@ -61,6 +63,10 @@ from sandbox.speed import codec
 from sandbox.units import parse_limit
 from tests.runner.contracts.test_call_and_inspect import TABLES, Stream, Talk, _plugin, body
 from tests.runner.oci.servers import tar_of
+from tests.runner.protocol.test_http_connection import ANSWERS as HTTP_ANSWERS
+from tests.runner.protocol.test_http_connection import ROWS as HTTP_REQUESTS
+from tests.runner.protocol.test_http_connection import make as make_http
+from tests.runner.protocol.test_http_connection import read as read_http
 
 ROOT = Path(__file__).parents[2]
 HOME = "/home/me"
@@ -434,6 +440,16 @@ def _peek(data: bytes) -> object:
     return found.refused or f"{found.host is None} {found.needed > 0}"
 
 
+def _http(data: bytes) -> object:
+    """Requests to the door, and answers to what was asked."""
+    found = []
+    for role in (h11.SERVER, h11.CLIENT):
+        found.append(read_http(dict.fromkeys((data, b"")), make_http(role)))
+        for pieces in _pieces(data):
+            assert read_http([*filter(None, pieces), b""], make_http(role)) == found[-1]
+    return [[event.split(" ")[0] for event in events] for events in found]
+
+
 def _peek_examples() -> Iterator[bytes]:
     from tests.sandbox.gate import test_peek as told
 
@@ -632,6 +648,7 @@ TARGETS: dict[str, Target] = {
     **{f"manifest-{name}": _manifest(name) for name in contract_names()},
     "policy": Target(_policy, (DocumentError,), lambda: _files("policies/*.toml")),
     "dns": Target(_dns, (dns.UnansweredMessage,), _dns_examples),
+    "http": Target(_http, (), lambda: (*(raw for raw, _ in HTTP_REQUESTS if len(raw) < 4096), *HTTP_ANSWERS)),
     "peek": Target(_peek, (), _peek_examples),
     "words": Target(_words, (), lambda: _WORDS),
     "plan": Target(_plan, (ValueError,), _plan_examples),

@@ -6,6 +6,7 @@ import re
 
 import h11
 
+from runner.protocol.http_connection import HttpConnection
 from runner.protocol.https.failure import FetchFailed, Kind
 from sandbox.network.hosts import Host
 from sandbox.network.rules import parse_authority
@@ -14,7 +15,7 @@ from sandbox.speed.value import NamedTuple
 HTTPS_PORT = 443
 MOST_URL_CHARACTERS = 8192
 MOST_HEADERS = 100
-MOST_HEAD_BYTES = 64 << 10  # of all headers of a request together
+MOST_HEAD_BYTES = 64 << 10  # of all headers of a request, and of its answer with interim ones
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 # Answers that name another place to ask.
@@ -113,7 +114,7 @@ def parse_url(url: str) -> Target:
     return Target(host, port, path if path.startswith("/") else f"/{path}")
 
 
-def write_request(request: HttpsRequest, target: Target) -> tuple[h11.Connection, bytes]:
+def write_request(request: HttpsRequest, target: Target) -> tuple[HttpConnection, bytes]:
     """Everything before the body, and the connection that can read the answer to it."""
     host = str(target.host) if target.port == HTTPS_PORT else target.origin
     given = {name.lower() for name, _ in request.headers}
@@ -122,7 +123,7 @@ def write_request(request: HttpsRequest, target: Target) -> tuple[h11.Connection
     headers += [(name, value) for name, value in usual if name.lower() not in given]
     if request.body is not None or request.method in ("POST", "PUT", "PATCH"):
         headers.append(("Content-Length", str(len(request.body or b""))))
-    connection = h11.Connection(h11.CLIENT)
+    connection = HttpConnection(h11.CLIENT, MOST_HEAD_BYTES)
     head = connection.send(h11.Request(method=request.method, target=target.path, headers=headers))
     assert head is not None
     return connection, head

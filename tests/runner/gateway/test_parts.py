@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import trio
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 import trio.testing
 
 from runner.approvals.tools import ToolRecord
@@ -283,11 +284,20 @@ def http_gateway(nursery: trio.Nursery, home: Path) -> HttpGateway:
 
 async def post(gateway: HttpGateway, caller: str, method: str = "ping") -> int:
     """The status of the answer to a message."""
+    return (await exchange(gateway, caller, method))[0]
+
+
+async def exchange(
+    gateway: HttpGateway, caller: str, method: str, session: str = "", verb: str = "POST"
+) -> tuple[int, str]:
+    """The status of the answer to a message, and the session that it names."""
     about = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
     message = {"jsonrpc": "2.0", "id": 1, "method": method, "params": about}
     headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
     headers.append((b"accept", b"application/json, text/event-stream"))
-    scope = {"type": "http", "method": "POST", "path": "/mcp", "query_string": b"", "headers": headers}
+    if session:
+        headers.append((b"mcp-session-id", session.encode()))
+    scope = {"type": "http", "method": verb, "path": "/mcp", "query_string": b"", "headers": headers}
     given = [{"type": "http.request", "body": json.dumps(message).encode(), "more_body": False}]
     sent: list[Any] = []
 
@@ -298,8 +308,8 @@ async def post(gateway: HttpGateway, caller: str, method: str = "ping") -> int:
         sent.append(message)
 
     await gateway({**scope, "state": {"caller": caller}}, receive, send)
-    status: int = sent[0]["status"]
-    return status
+    named = dict(sent[0]["headers"]).get(b"mcp-session-id", b"")
+    return sent[0]["status"], named.decode()
 
 
 @pytest.mark.trio
@@ -320,6 +330,59 @@ async def test_callers_by_certificate_are_bounded(
     assert sorted(gateway._callers) == ["cert:CN=0", "cert:CN=1", "cert:CN=new"]
     await trio.testing.wait_all_tasks_blocked()
     assert len(gateway._catalogue.on_changed) == 3
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("is_mended", [True, False])
+async def test_sessions_that_nobody_uses_lock_nobody_out(
+    nursery: trio.Nursery,
+    autojump_clock: trio.testing.MockClock,
+    tmp_path: Path,
+    is_mended: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not is_mended:  # the control: the SDK's own
+        admit = StreamableHTTPSessionManager._admit_session
+        monkeypatch.setattr("runner.gateway.http._Sessions._admit_session", admit)
+    monkeypatch.setattr("runner.gateway.http._MOST_SESSIONS", 6)
+    gateway = http_gateway(nursery, tmp_path)
+
+    async def begin() -> tuple[int, str]:
+        await trio.sleep(1)
+        return await exchange(gateway, "token", "initialize")
+
+    async def ask(session: str, times: int = 1) -> int:
+        return [(await exchange(gateway, "token", "ping", session))[0] for _ in range(times)][-1]
+
+    _, used = await begin()
+    assert await ask(used, 3) == 200
+    _, listening = await begin()
+    nursery.start_soon(exchange, gateway, "token", "", listening, "GET")
+    _, ready = await begin()
+    assert await ask(ready) == 200
+    others = [(await begin())[1] for _ in range(3)]
+    assert await exchange(gateway, "else", "initialize") != (503, "")  # other callers have their own
+    if not is_mended:
+        assert (await begin())[0] == 503
+        nursery.cancel_scope.cancel()
+        return
+    for _ in range(20):
+        assert (await begin())[0] == 200
+    await trio.testing.wait_all_tasks_blocked()
+    assert [await ask(each) for each in (ready, *others)] == [404] * 4
+    assert await ask(used) == await ask(listening) == 200
+    # Where all are used, the one that is idle longest makes room, and none with a request in work does.
+    for _ in range(4):
+        _, new = await begin()
+        await ask(new, 3)
+    assert [(await begin())[0], await ask(used)] == [200, 404]
+    assert await ask(listening) == 200
+    sessions = gateway._callers["token"].manager._server_instances
+    for each in set(sessions) - {listening}:
+        nursery.start_soon(exchange, gateway, "token", "", each, "GET")
+    await trio.testing.wait_all_tasks_blocked()
+    assert (await begin())[0] == 503 and len(sessions) == 6
     nursery.cancel_scope.cancel()
 
 

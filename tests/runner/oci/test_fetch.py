@@ -5,14 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import trio
+from h11 import _readers
 
 from runner.contracts.registry import contract_names, example_folder
 from runner.install.store import Store
@@ -323,6 +325,13 @@ def _no_http(handler: Handler) -> None:
     handler.wfile.write(b"hello\r\n\r\n")
 
 
+def _send_blanks(handler: Handler, last: bytes, chunk: bytes = b"") -> None:
+    head = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n"
+    if chunk:
+        head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + chunk
+    handler.wfile.write(head + b"X:" + b" " * 900 + last + b"\r\n\r\n")
+
+
 def _redirect(place: str) -> Callable[[Handler], None]:
     return lambda handler: handler.answer(307, Location=place)
 
@@ -390,6 +399,21 @@ BAD_REGISTRIES: dict[str, tuple[Fault, str, str]] = {
         _answering("manifests/1", _no_http),
         "registry_answer",
         "does not speak HTTP",
+    ),
+    "a header that h11 takes long for": (
+        _answering("manifests/1", lambda handler: _send_blanks(handler, b"\0")),
+        "registry_answer",
+        "does not speak HTTP",
+    ),
+    "a trailer that h11 takes long for": (
+        _answering("manifests/1", lambda handler: _send_blanks(handler, b"\0", b"0\r\n")),
+        "registry_answer",
+        "does not speak HTTP",
+    ),
+    "blanks in a header, as a control": (
+        _answering("manifests/1", lambda handler: _send_blanks(handler, b"")),
+        "registry_missing",
+        "has no acme/x 1",
     ),
     "headers of 40 KB": (
         _answering("manifests/1", lambda handler: handler.answer(404, b"", X=f"{'a' * 40_000}")),
@@ -469,8 +493,18 @@ BAD_REGISTRIES: dict[str, tuple[Fault, str, str]] = {
 }
 
 
-def test_a_bad_registry_is_refused_and_leaves_nothing(package: Package, store: Store) -> None:
+def test_a_bad_registry_is_refused_and_leaves_nothing(
+    package: Package, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tar = package.tar()
+    tried: list[bytes] = []
+    validate = _readers.validate  # type: ignore[attr-defined]
+
+    def watched(pattern: re.Pattern[bytes], line: bytes, *words: Any) -> Any:
+        tried.append(bytes(line))
+        return validate(pattern, line, *words)
+
+    monkeypatch.setattr(_readers, "validate", watched)
 
     def check(name: str, row: tuple[Fault, str, str]) -> None:
         make, rule, reason = row
@@ -480,6 +514,8 @@ def test_a_bad_registry_is_refused_and_leaves_nothing(package: Package, store: S
             assert fault.rule == rule and reason in str(fault), str(fault)
 
     check_rows(BAD_REGISTRIES, check)
+    # h11 tries its patterns on the blanks, and never on what it takes the square of their number for.
+    assert any(b" " * 900 in line for line in tried) and not any(b"\0" in line for line in tried)
     with fake_registry() as server:  # the control
         server.publish(tar)
         assert fetched(server.reference(), store).plugin.id == "greeter"
@@ -530,6 +566,22 @@ def test_a_slow_registry_is_given_up(
 
     server.publish(package.tar())
     server.faults["manifests/1" if where == "manifest" else digest_of(package.tar())] = drip
+    fault = refused(server.reference(), store, access=RegistryAccess(deadline=0.5))
+    assert fault.rule == "registry_slow" and "0.5 s for everything" in str(fault)
+
+
+def test_a_deadline_ends_the_reading_of_an_archive_too(
+    server: FakeRegistry, package: Package, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read in a thread, which nothing can stop from outside."""
+
+    def read_for_ever(file: IO[bytes]) -> None:
+        while True:
+            file.seek(0)
+            assert file.peek(1) and file.read(1)  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(fetch_module, "list_archive", read_for_ever)
+    server.publish(package.tar())
     fault = refused(server.reference(), store, access=RegistryAccess(deadline=0.5))
     assert fault.rule == "registry_slow" and "0.5 s for everything" in str(fault)
 

@@ -16,8 +16,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import h11
 import pytest
 import trio
+from h11 import _readers
 from openapi_spec_validator import validate
 
 from runner.cli import verb_parser
@@ -26,7 +28,8 @@ from runner.ledger.file import LedgerFile
 from runner.ledger.ledger import Ledger, open_ledger
 from runner.ledger.rows import Accepted, digest
 from runner.outcome import EXIT, USAGE_ERROR
-from runner.serve import connections, daemon, listen
+from runner.protocol.http_connection import HttpConnection
+from runner.serve import connections, daemon, listen, room
 from runner.serve import door as door_module
 from runner.serve.client import default_socket
 from runner.serve.desk import CallAnswer, Desk, DoorCall
@@ -48,7 +51,7 @@ from tests.tables import check_rows
 async def test_bodies_and_headers_are_bounded_in_size_and_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(room, "HEADER_SECONDS", 0.5)
     async with house(tmp_path, most_body_bytes=1000, body_seconds=0.5) as door:
         post = {"method": "POST"}
         host = "Host: localhost"
@@ -71,23 +74,70 @@ async def test_bodies_and_headers_are_bounded_in_size_and_time(
         assert (status(whole), code(whole)) == (431, "header_too_large")
         assert status(await door.ask(request("/health", host, "X: " + "x" * 16_000))) == 200
         # What is not HTTP/1.1, and what this door does not speak.
-        for raw in (
-            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 10,
-            b"GET /\r\n\r\n",
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        for raw, expected in (
+            (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 10, (400, "not_http")),
+            (b"GET /\r\n\r\n", (400, "not_http")),
+            (GET.replace(b"\r", b""), (400, "not_http")),
+            (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", (505, "http_version")),
         ):
-            assert b" 200 " not in await door.ask(raw + b"\r\n\r\n")
-        upgrade = request(
-            "/events",
-            host,
-            "Upgrade: websocket",
-            "Connection: Upgrade",
-            "Sec-WebSocket-Version: 13",
-            "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
-        )
-        assert status(await door.ask(upgrade)) == 403
+            found = await door.ask(raw + b"\r\n\r\n")
+            assert (status(found), code(found)) == expected
+        # Who would rather speak something else gets an answer, and can ask again.
+        websocket = ("Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
+        async with await door.connect() as stream:
+            for more in (("Upgrade: h2c", "HTTP2-Settings: AAMAAABk"), ("Upgrade: websocket", *websocket)):
+                await stream.send_all(request("/health", host, "Connection: Upgrade", *more))
+                assert status(await answer(stream)) == 200
         # The daemon still answers.
         assert status(await door.ask(GET)) == 200
+
+
+class _Unguarded(HttpConnection):
+    receive_data = h11.Connection.receive_data
+    next_event = h11.Connection.next_event
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("tcp", [False, True])
+async def test_a_header_that_h11_takes_long_for_costs_nobody_anything(
+    tmp_path: Path, tcp: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One header of 60,000 blanks and a NUL stopped the daemon for 20 s."""
+    told: list[str] = []
+    tried: list[bytes] = []
+    validate = _readers.validate  # type: ignore[attr-defined]
+
+    def watched(pattern: re.Pattern[bytes], line: bytes, *words: Any) -> Any:
+        tried.append(bytes(line))
+        return validate(pattern, line, *words)
+
+    monkeypatch.setattr(_readers, "validate", watched)
+    bearer = f"Authorization: Bearer {TOKEN.decode()}"
+    good = request("/health", "Host: localhost", bearer)
+    chunked = good.replace(b"Content-Length: 0", b"Transfer-Encoding: chunked") + b"0\r\n\r\n"
+    async with house(tmp_path, told=told) as door, await door.connect(tcp=tcp) as other:
+        for blanks, expected in ((60_000, (431, "header_too_large")), (1_000, (400, "not_http"))):
+            evil = b"GET / HTTP/1.1\r\nX:" + b" " * blanks + b"\0\r\n\r\n"
+            found = await door.ask(evil, tcp=tcp)
+            assert (status(found), code(found)) == expected and b"connection: close" in found
+            # Behind a good request, by a connection that stays open; and behind a body in chunks.
+            for before in (good, chunked):
+                async with await door.connect(tcp=tcp) as stream:
+                    with suppress(trio.BrokenResourceError):
+                        await stream.send_all(before + evil)
+                    with trio.fail_after(60):
+                        found = b"".join([part async for part in stream])
+                    assert re.findall(rb"HTTP/1.1 (\d+)", found) == [b"200", b"%d" % expected[0]]
+            await other.send_all(good)
+            assert status(await answer(other)) == 200
+        # The control: such a line gets as far as h11's patterns without the NUL, and without our reader.
+        assert not any(b"\0" in line for line in tried)
+        await door.ask(request("/health", "Host: localhost", bearer, "X:" + " " * 1_000 + "y"), tcp=tcp)
+        assert any(b" " * 1_000 in line for line in tried)
+        monkeypatch.setattr(connections, "HttpConnection", _Unguarded)
+        await door.ask(b"GET / HTTP/1.1\r\nX:" + b" " * 1_000 + b"\0\r\n\r\n", tcp=tcp)
+        assert any(b"\0" in line for line in tried)
+    assert told == []
 
 
 @pytest.mark.trio
