@@ -11,17 +11,15 @@ each tool: its nesting cannot make the record unreadable.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.approvals.files import make_folder, open_folder, read_bytes
+from runner.approvals.files import locked_folder, open_folder, read_bytes
 from runner.approvals.record import ApprovalsUnusable, approvals_folder
 from runner.plugin import Plugin
 from sandbox import look
@@ -34,8 +32,7 @@ _VERSION = 1
 _FOLDER = "tools"  # in the folder of approvals
 _ENDING = ".json"
 _WHAT = "the record of tools"
-_LOCK = ".lock"
-_LOCK_SECONDS, _PAUSE_SECONDS = 30.0, 0.02
+_FOLDER_WHAT = "the folder of the records of tools"
 _UNJUDGED = ("_meta", "icons")  # no model reads them
 
 # A host lists every tool to its model, and the largest servers known have a few hundred.
@@ -127,7 +124,7 @@ class ToolRecord:
         # Two gateways may have two versions of one plugin, and each follows the file. If both wrote what they
         # have whenever the other one did, they would never stop.
         if new is not None and new not in (old, self._written.get(plugin)):
-            with self._locked():
+            with locked_folder(self._folder, _FOLDER_WHAT):
                 new = _with_listed(self._read(plugin), listed, trust_first) or new
                 self._write(plugin, new)
                 self._written[plugin] = new
@@ -169,7 +166,7 @@ class ToolRecord:
 
     def accept(self, plugin: str, changes: Sequence[ToolChange]) -> None:
         """A person has seen these changes, and wants the tools to be shown."""
-        with self._locked():
+        with locked_folder(self._folder, _FOLDER_WHAT):
             seen = self._read(plugin)
             for name, before, after in changes:
                 if seen is None or (seen.tools.get(name, ""), seen.proposed.get(name)) != (before, after):
@@ -215,30 +212,6 @@ class ToolRecord:
         raw = json.dumps(document, indent=1).encode() + b"\n"
         with open_folder(self._folder) as directory:
             replace_file(directory, os.path.basename(self._path(plugin)), raw, sync=True)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Nobody else writes a record meanwhile."""
-        make_folder(self._folder, "the folder of the records of tools")
-        with open_folder(self._folder) as directory:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            lock = os.open(_LOCK, flags, 0o600, dir_fd=directory)
-        try:
-            self._wait_for(lock)
-            yield
-        finally:
-            os.close(lock)
-
-    def _wait_for(self, lock: int) -> None:
-        until = time.monotonic() + _LOCK_SECONDS
-        while True:
-            try:
-                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    message = f"another process has held {self._folder}/{_LOCK} for {_LOCK_SECONDS:.0f} s"
-                    raise ApprovalsUnusable(message, "end it: fuser shows its id") from None
-            time.sleep(_PAUSE_SECONDS)
 
 
 # --- what a plugin lists ------------------------------------------------------------------------------------

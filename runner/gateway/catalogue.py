@@ -68,7 +68,7 @@ class Catalogue:
         self._trust_first = trust_first
         self._say = say
         self._known: dict[str, KnownSource] = {}  # by the plugin's part of public names
-        self._left_out: set[str] = set()  # names of which that was said
+        self._left_out: set[tuple[str, str]] = set()  # plugins of which that was said
         self.on_changed: list[Callable[[str], None]] = []  # called with the name of a list
 
     async def all(self) -> list[KnownSource]:
@@ -148,17 +148,21 @@ class Catalogue:
 
     def _follow(self) -> None:
         """Take notice of plugins that have come, changed or gone."""
-        found: dict[str, KnownSource] = {}
+        by_part: dict[str, list[ToolSource]] = {}
         for source in sorted(self._sources(), key=lambda each: each.name):
-            part = plugin_part(source.name)
-            if part in found:
-                if source.name not in self._left_out:  # once, and not at every list
-                    self._left_out.add(source.name)
-                    self._say(f"{source.name} is left out: {found[part].source.name} has the same short name")
-                continue
+            by_part.setdefault(plugin_part(source.name), []).append(source)
+        found: dict[str, KnownSource] = {}
+        for part, rivals in by_part.items():
             known = self._known.get(part)
-            same = known is not None and _mark(known.source) == _mark(source)
-            found[part] = known if same and known is not None else KnownSource(source)
+            one = _owner(rivals, known)
+            for source in rivals:
+                if source is not one and (source.name, source.look) not in self._left_out:
+                    self._left_out.add((source.name, source.look))  # once, and not at every list
+                    others = ", ".join(each.name for each in rivals if each is not source)
+                    self._say(f"{source.name} is left out: {others} has the same name or short name")
+            if one is not None:
+                same = known is not None and _mark(known.source) == _mark(one)
+                found[part] = known if same and known is not None else KnownSource(one)
         self._known = found
 
     def _ask(self, known: KnownSource) -> None:
@@ -246,6 +250,16 @@ class Catalogue:
         for what in lists:
             for tell in self.on_changed:
                 tell(what)
+
+
+def _owner(rivals: list[ToolSource], known: KnownSource | None) -> ToolSource | None:
+    """Who has the plugin's part of public names. A plugin chooses its name itself, so that it may be made for
+    this: what the settings name comes first, then who had it before. Of several others nobody has it."""
+    if len(rivals) > 1:
+        elsewhere = [each for each in rivals if each.maker is not None]
+        before = [each for each in rivals if known is not None and known.source.identity == each.identity]
+        rivals = elsewhere or before or rivals
+    return rivals[0] if len(rivals) == 1 else None
 
 
 def _mark(source: ToolSource) -> tuple[str, str]:

@@ -23,7 +23,7 @@ _MOST_ENTRIES = 1000  # of one folder
 class PluginSource(NamedTuple):
     """One plugin of the configuration."""
 
-    name: str  # what the door and the ledger call it
+    name: str  # what the door and the ledger call it, by its own manifest: runner/serve/claims.py
     path: str  # of the manifest
     server: str | None  # of a configuration that lists several
     plugin: Plugin
@@ -41,24 +41,18 @@ def fault_of(found: Diagnostic) -> SourceFault:
 
 
 class SourceScan(NamedTuple):
-    sources: tuple[PluginSource, ...]
+    sources: tuple[PluginSource, ...]  # several may ask for one name
     faults: tuple[SourceFault, ...] = ()
     watched: tuple[str, ...] = ()  # folders in which a change may mean another result
 
 
 def scan(paths: tuple[str, ...]) -> SourceScan:
     """Read every manifest. Never raises for what is in a file: such a file is a fault."""
-    sources: dict[str, PluginSource] = {}
     faults: list[SourceFault] = []
     watched: dict[str, None] = {}
-    for manifest in (each for path in paths for each in _manifests(os.path.abspath(path), faults, watched)):
-        for source in _read(manifest, faults):
-            if (known := sources.get(source.name)) is not None:
-                message = f"the name {source.name} is taken by {known.path}; give one of them another id"
-                faults.append(SourceFault(source.path, message))
-            else:
-                sources[source.name] = source
-    return SourceScan(tuple(sources.values()), tuple(faults), tuple(watched))
+    found = [each for path in paths for each in _manifests(os.path.abspath(path), faults, watched)]
+    sources = tuple(source for manifest in found for source in _read(manifest, faults))
+    return SourceScan(sources, tuple(faults), tuple(watched))
 
 
 def _manifests(path: str, faults: list[SourceFault], watched: dict[str, None]) -> list[str]:
