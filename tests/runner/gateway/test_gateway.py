@@ -332,6 +332,40 @@ async def test_hostile_plugins_and_what_a_client_sees(runner_as: Caller, shelf: 
         assert "other__greet" in everything and "a__greet" in everything
 
 
+@pytest.mark.trio
+async def test_a_server_that_takes_anothers_name_gets_none_of_its_tools(
+    runner_as: Caller, shelf: Path
+) -> None:
+    folder = shelf / "plugins"
+
+    def put(place: str) -> Path:
+        (folder / place).mkdir()
+        put_servers(folder / place, {"mail": (bare(folder / place),)})
+        return folder / place
+
+    async def offered(*options: str) -> bool:
+        """Whether a gateway has tools of a plugin with this name."""
+        async with on_stdio(runner_as, folder, *options) as client:
+            found = await names(client)
+            assert all(name.startswith("mail__") for name in found)
+            return bool(found)
+
+    mail = put("mail")
+    assert await offered()
+    put("aaa")
+    mail.rename(shelf / "aside")
+    assert not await offered()  # another process, and the first one is not there
+    settings = shelf / "settings.toml"
+    settings.write_text('[plugins.mail]\nfolder = "plugins/aaa"\n')
+    settings.chmod(0o600)
+    runner_as.give(settings)
+    assert await offered("--settings", str(settings))  # the control: a person says so
+    (shelf / "aside").rename(mail)
+    assert await offered()
+    record = json.loads((runner_as.home / ".config/runner/approvals/names/gateway.json").read_text())
+    assert record["names"] == [["mail", str(folder / "aaa"), "mail"]]
+
+
 def test_wrong_words(runner_as: Caller, shelf: Path, write_file: Callable[..., Path]) -> None:
     settings = write_file(shelf / "s.toml", '[remotes.x]\nurl = "http://example.com"\ntoken = "abc"\n', 0o600)
     runner_as.give(settings)
