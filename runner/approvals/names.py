@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 from runner.approvals.files import locked_folder, open_folder, read_bytes
 from runner.approvals.record import ApprovalsUnusable
@@ -36,7 +36,10 @@ class NamePlace(NamedTuple):
         return f"{self.path} ({self.server})" if self.server else self.path
 
 
-_Row = tuple[str, NamePlace]
+class _Row(NamedTuple):
+    name: str
+    place: NamePlace
+    moved: bool = False  # the name was another place's before, or the place had another name
 
 
 def place_at(path: str, server: str | None = None) -> NamePlace:
@@ -46,54 +49,70 @@ def place_at(path: str, server: str | None = None) -> NamePlace:
 
 
 class NameRecord:
-    def __init__(self, path: str | None) -> None:
+    def __init__(self, path: str | None, configured: Sequence[str]) -> None:
         """`path`: a file in a folder of the caller's own, which is made. None: names are remembered as long
-        as this object lives."""
+        as this object lives. `configured`: what is not at or below one of these paths does not count."""
         self.path = path
-        self._given: dict[str, NamePlace] = {}  # by this object: they count also if the file cannot be used
+        self._configured = configured
+        self._given: dict[str, _Row] = {}  # by this object: they count also if the file cannot be used
 
-    def holders(self, configured: Sequence[str]) -> dict[str, NamePlace]:
-        """The place of each name, of those at or below the configured paths. Raises ApprovalsUnusable."""
+    def holders(self) -> dict[str, set[NamePlace]]:
+        """The places that each name belongs to: several, if it was given away in two configurations that are
+        one by now. Raises ApprovalsUnusable."""
         found: dict[str, set[NamePlace]] = {}
-        for name, place in self._below(configured):
-            found.setdefault(name, set()).add(place)
-        # Two: they were recorded for two configurations, which are one by now.
-        held = {name: next(iter(places)) for name, places in found.items() if len(places) == 1}
-        return {**held, **self.given}
+        for row in self._own(self._read()):
+            found.setdefault(row.name, set()).add(row.place)
+        return {**found, **self.given()}
 
-    @property
-    def given(self) -> Mapping[str, NamePlace]:
-        """What this object remembers without its file."""
-        return self._given
+    def given(self) -> dict[str, set[NamePlace]]:
+        """Those that this object gave, which it remembers without its file."""
+        return {name: {row.place} for name, row in self._given.items()}
 
-    def keep(self, names: Mapping[str, NamePlace], configured: Sequence[str]) -> None:
-        """From now on these places have these names. Raises ApprovalsUnusable if that cannot be written; as
-        long as this object lives it counts all the same."""
-        self._given.update(names)
-        if self.path is None or self._with(names, configured) == self._read():
+    def moved(self, name: str) -> bool:
+        """Whether a name that this object gave was another place's before, or its place had another name."""
+        return name in self._given and self._given[name].moved
+
+    def keep(self, names: Mapping[str, NamePlace], decided: Container[str]) -> None:
+        """From now on these places have these names. `decided`: names that settings give also to others than
+        their holders. Raises ApprovalsUnusable if that cannot be written; as long as this object lives it
+        counts all the same."""
+        before = self._read()
+        rows = self._with(before, names, decided)
+        self._given |= {row.name: row for row in rows if names.get(row.name) == row.place}
+        if self.path is None or rows == before:
             return
         with locked_folder(os.path.dirname(self.path), "the folder of the record of names"):
-            rows = self._with(names, configured)  # another process may have written meanwhile
-            document = {"version": _VERSION, "names": [[name, *place] for name, place in rows]}
-            raw = json.dumps(document, indent=0).encode() + b"\n"
+            rows = self._with(self._read(), names, decided)  # another process may have written meanwhile
+            listed = [[row.name, *row.place, row.moved] for row in rows]
+            raw = json.dumps({"version": _VERSION, "names": listed}, indent=0).encode() + b"\n"
             if len(rows) > _MOST_NAMES or len(raw) > _MOST_BYTES:
                 message = f"more than {_MOST_NAMES} names, or {_MOST_BYTES >> 20} MiB, are in {self.path}"
                 raise ApprovalsUnusable(message, self._remedy())
             with open_folder(os.path.dirname(self.path)) as directory:
                 replace_file(directory, os.path.basename(self.path), raw, sync=True)
 
-    def _with(self, names: Mapping[str, NamePlace], configured: Sequence[str]) -> list[_Row]:
-        """The rows of the file, with these."""
-        rows = self._read()
-        own = set(self._below(configured))
+    def _with(
+        self, rows: Sequence[_Row], names: Mapping[str, NamePlace], decided: Container[str]
+    ) -> list[_Row]:
+        """The rows of the file, with these names."""
+        own = set(self._own(rows))
         # Of others, not those whose whole folder is gone: nothing is being replaced there.
-        others = (row for row in rows if row not in own and os.path.lexists(os.path.dirname(row[1].path)))
-        return sorted({*others, *(row for row in own if row[0] not in names), *names.items()})
+        others = {row for row in rows if os.path.lexists(os.path.dirname(row.place.path))} - own
+        known = own | {*self._given.values()}
+        kept = {row for row in own if names.get(row.name, row.place) == row.place or row.name not in decided}
+        held = {row.name for row in kept}
+        for name, place in names.items():
+            if name not in held:
+                moved = any((row.name == name) != (row.place == place) for row in known)
+                same = self._given.get(name)
+                kept.add(same if same is not None and same.place == place else _Row(name, place, moved))
+        return sorted(others | kept)
 
-    def _below(self, configured: Sequence[str]) -> list[_Row]:
-        paths = {place_at(path).path for path in configured} | {os.path.realpath(path) for path in configured}
+    def _own(self, rows: Sequence[_Row]) -> list[_Row]:
+        paths = {place_at(path).path for path in self._configured}
+        paths |= {os.path.realpath(path) for path in self._configured}
         folders = tuple(os.path.join(path, "") for path in paths)
-        return [row for row in self._read() if row[1].path in paths or row[1].path.startswith(folders)]
+        return [row for row in rows if row.place.path in paths or row.place.path.startswith(folders)]
 
     def _remedy(self) -> str:
         return f"look at it, and remove it (rm {self.path}): each plugin then has its name anew"
@@ -106,10 +125,10 @@ class NameRecord:
             data = json.loads(raw)
             if data["version"] != _VERSION:
                 raise ValueError("it is of another version")
-            rows = [tuple(row) for row in data["names"]]
-            if not all(len(row) == 3 and all(isinstance(each, str) for each in row) for row in rows):
-                raise ValueError("a row of it is not a name, a path and a server")
-            return [(name, NamePlace(path, server)) for name, path, server in rows]
+            rows = data["names"]
+            if not all([type(each) for each in row] == [str, str, str, bool] for row in rows):
+                raise ValueError("a row of it is not a name, a path, a server, and whether it was moved")
+            return [_Row(name, NamePlace(path, server), moved) for name, path, server, moved in rows]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             message = f"{_WHAT} {self.path} is damaged: {str(error)[:200]}"
             raise ApprovalsUnusable(message, self._remedy()) from None

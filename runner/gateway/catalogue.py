@@ -211,7 +211,7 @@ class Catalogue:
         """Make what clients see of what the plugin gave."""
         source, given = known.source, known.lists
         lists = given or {}
-        judge = partial(self._record.judge, trust_first=self._trust_first)
+        judge = partial(self._record.judge, trust_first=self._trust_first and not source.moved)
         judged = await trio.to_thread.run_sync(judge, source.identity, lists.get("tools", ()))
         if known.lists is not given:
             return  # it gave another list meanwhile, which is judged too

@@ -82,7 +82,7 @@ class Roster:
         self._supervisor = supervisor
         self._chosen = chosen
         self._services = services
-        self._names = NameRecord(names)
+        self._names = NameRecord(names, paths)
         self._folders: Mapping[str, str] = folders or {}
         self._table = "[{}]" if folders is None else "[plugins.{}]"
         self._ledger = ledger
@@ -157,21 +157,22 @@ class Roster:
     def _settle(self, claims: list[PluginSource]) -> tuple[list[PluginSource], tuple[SourceFault, ...]]:
         faults: tuple[SourceFault, ...] = ()
         try:
-            held = self._names.holders(self._paths)
+            held = self._names.holders()
         except ApprovalsUnusable as unusable:
             # Nobody knows whose the other names are.
-            held = self._names.given
+            held = self._names.given()
             message = f"{unusable}; until then only plugins that have their names are served; {unusable.hint}"
             faults = (SourceFault(self._names.path or "", message),)
             claims = [each for each in claims if each.name in held or each.name in self._folders]
         settled = settle(claims, self._folders, held, self._table)
         if not faults:
             try:
-                self._names.keep({each.name: place_of(each) for each in settled.sources}, self._paths)
+                self._names.keep({each.name: place_of(each) for each in settled.sources}, self._folders)
             except ApprovalsUnusable as unusable:
                 message = f"names are kept only until the end of this process: {unusable}; {unusable.hint}"
                 faults = (SourceFault(self._names.path or "", message),)
-        return list(settled.sources), (*settled.faults, *faults)
+        sources = [each._replace(moved=self._names.moved(each.name)) for each in settled.sources]
+        return sources, (*settled.faults, *faults)
 
     def _judge(self, sources: list[PluginSource], given: Settings) -> dict[str, _Entry]:
         wanted = {}

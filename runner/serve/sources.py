@@ -28,6 +28,7 @@ class PluginSource(NamedTuple):
     server: str | None  # of a configuration that lists several
     plugin: Plugin
     digest: str  # another one: it has to be reloaded
+    moved: bool = False  # its name was another one's before, or it had another name
 
 
 class SourceFault(NamedTuple):

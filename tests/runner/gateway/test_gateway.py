@@ -359,11 +359,14 @@ async def test_a_server_that_takes_anothers_name_gets_none_of_its_tools(
     settings.write_text('[plugins.mail]\nfolder = "plugins/aaa"\n')
     settings.chmod(0o600)
     runner_as.give(settings)
-    assert await offered("--settings", str(settings))  # the control: a person says so
+    # The control: a person says so. What hosts allow for the name counts for these tools after a look.
+    assert not await offered("--settings", str(settings))
+    looked = runner_as("allow", "--diff", "--yes", folder / "aaa", "--server", "mail")
+    assert looked.returncode == 0 and "Recorded" in looked.stdout, looked
     (shelf / "aside").rename(mail)
     assert await offered()
     record = json.loads((runner_as.home / ".config/runner/approvals/names/gateway.json").read_text())
-    assert record["names"] == [["mail", str(folder / "aaa"), "mail"]]
+    assert record["names"] == [["mail", str(folder / "aaa"), "mail", True]]
 
 
 def test_wrong_words(runner_as: Caller, shelf: Path, write_file: Callable[..., Path]) -> None:

@@ -138,6 +138,7 @@ class FakeSource:
     """A plugin whose list arrives when the test says so."""
 
     passes = True
+    moved = False
     maker = None
 
     def __init__(self, name: str) -> None:
