@@ -12,7 +12,7 @@ from functools import partial
 import trio
 
 from runner.approvals.record import ApprovalsUnusable
-from runner.approvals.tools import ToolRecord, WithheldTool
+from runner.approvals.tools import MOST_OTHERS, ToolRecord, WithheldTool
 from runner.exceptions import PluginError, PluginFailure
 from runner.gateway.names import SEPARATOR, plugin_part
 from runner.gateway.settings import LIST_SECONDS
@@ -23,7 +23,7 @@ from runner.protocol.dialect import Notice, Progress
 from runner.session.verdict import MORE_SECONDS
 from sandbox.document.diagnostic import printable, quoted
 
-MOST_ENTRIES = 512  # of one list of one plugin
+MOST_ENTRIES = MOST_OTHERS  # of one list of one plugin
 _AGAIN_SECONDS = 10.0  # after a failure, before the plugin is asked again for a list
 _PAUSE_SECONDS = 1.0  # between two lists of one plugin
 _MOST_WITHHELD_TOLD = 10
@@ -212,7 +212,7 @@ class Catalogue:
         source, given = known.source, known.lists
         lists = given or {}
         judge = partial(self._record.judge, trust_first=self._trust_first and not source.moved)
-        judged = await trio.to_thread.run_sync(judge, source.identity, lists.get("tools", ()))
+        judged = await trio.to_thread.run_sync(judge, source.identity, lists)
         if known.lists is not given:
             return  # it gave another list meanwhile, which is judged too
         name = source.name
@@ -224,7 +224,7 @@ class Catalogue:
         ]
         found: dict[str, dict[str, Shown]] = {}
         for what in LISTS:
-            entries = judged.shown if what == "tools" else lists.get(what, ())
+            entries = judged.shown.get(what, [])
             found[what] = {}
             for entry in entries[:MOST_ENTRIES]:
                 try:
@@ -236,7 +236,7 @@ class Catalogue:
                     remarks.append(f"{name}: {own} of its {what} is left out: {unfit}")
                     continue
                 found[what][one.public] = one
-            if len(entries) > MOST_ENTRIES:
+            if max(len(entries), len(lists.get(what, ()))) > MOST_ENTRIES:
                 remarks.append(f"{name}: only the first {MOST_ENTRIES} of its {what} are shown")
         was, known.shown = known.shown, found
         fresh = [printable(each) for each in remarks if printable(each) not in known.remarks]
