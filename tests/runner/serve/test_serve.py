@@ -228,6 +228,16 @@ def check_verbs(caller: Caller, served: Served) -> None:
         assert served.ask("POST", "/deliveries", hook)[0] == 202
         assert any(b'"delivery_id"' in line for line in following.stdout)
         following.send_signal(signal.SIGINT)
+    # On a terminal: lines are lines, and what a terminal would obey is not.
+    ours, terminal = os.openpty()
+    with open(ours, "rb", buffering=0) as screen:
+        done = caller.start("logs", "--socket", served.socket, "acme.devkit", stdout=terminal)
+        os.close(terminal)
+        told = b""
+        with done, contextlib.suppress(OSError):  # of a terminal that nobody has open any more
+            while part := screen.read(4096):
+                told += part
+    assert done.returncode == 0 and told.count(b"\r\n") > 0 and b"\\n" not in told, told
 
 
 @contextlib.contextmanager
