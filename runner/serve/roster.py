@@ -132,7 +132,7 @@ class Roster:
 
     def _kept(self, found: SourceScan) -> list[PluginSource]:
         """What there is now, and the plugins of files that have a fault now, as they were."""
-        faulty = {fault.path for fault in found.faults}
+        faulty = {fault.path for fault in found.faults if fault.keeps}
         present = {(source.path, source.server) for source in found.sources}
         old = [entry.source for entry in self._entries.values()]
         hidden = tuple(os.path.join(fault.path, "") for fault in found.faults if fault.hides)
@@ -143,18 +143,21 @@ class Roster:
         """What the files say now. The last part: who does not get the name it asks for."""
         found = scan(self._paths)
         settings = None if self._settings is None else PluginSettings(self._settings, self._environ)
-        if settings is not None:
-            folders = settings.folders()
-            self._folders = self._folders if folders is None else folders
+        folders = self._folders if settings is None else settings.folders()
+        self._folders = self._folders if folders is None else folders
         claims = [source for source in self._kept(found) if self._chosen(source.name)]
-        sources, faults = self._settle(claims)
+        sources, faults = self._settle(claims, known=folders is not None)
         given = Settings()
         if settings is not None:
             served = {each.name: ServedPlugin(each.plugin.contract, each.path) for each in sources}
             given = settings.read(served)
         return found, sources, given, faults
 
-    def _settle(self, claims: list[PluginSource]) -> tuple[list[PluginSource], tuple[SourceFault, ...]]:
+    def _settle(
+        self, claims: list[PluginSource], *, known: bool
+    ) -> tuple[list[PluginSource], tuple[SourceFault, ...]]:
+        """`known`: False if the settings cannot be read. Then nobody gets a name for good: they may say whose
+        it is."""
         faults: tuple[SourceFault, ...] = ()
         try:
             held = self._names.holders()
@@ -165,7 +168,7 @@ class Roster:
             faults = (SourceFault(self._names.path or "", message),)
             claims = [each for each in claims if each.name in held or each.name in self._folders]
         settled = settle(claims, self._folders, held, self._table)
-        if not faults:
+        if known and not faults:
             try:
                 self._names.keep({each.name: place_of(each) for each in settled.sources}, self._folders)
             except ApprovalsUnusable as unusable:

@@ -35,6 +35,7 @@ class SourceFault(NamedTuple):
     path: str
     message: str
     hides: bool = False  # what is below the path could not be looked at
+    keeps: bool = True  # plugins of the path stay as they were
 
 
 def fault_of(found: Diagnostic) -> SourceFault:
@@ -116,7 +117,8 @@ def _read(path: str, faults: list[SourceFault]) -> list[PluginSource]:
             faults.append(SourceFault(path, printable(f"{server}: {message}" if server else message)))
             continue
         if any(each.rule == "server_disabled" for each in read.diagnostics):
-            faults.append(SourceFault(path, printable(f"{server}: it is disabled in this file: left out")))
+            message = printable(f"{server}: it is disabled in this file: left out")
+            faults.append(SourceFault(path, message, keeps=False))
             continue
         name = _name(server or read.plugin.id)
         digest = hashlib.sha256(repr(read.plugin).encode("utf-8", "replace")).hexdigest()

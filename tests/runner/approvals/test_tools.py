@@ -140,12 +140,12 @@ def test_prompts_and_resources_are_judged_like_tools(record: ToolRecord) -> None
     # One that is new, also of a kind that the plugin did not have, and one with the name of another kind's.
     new = {**lists, "prompts": [*lists["prompts"], {"name": "search", "description": EVIL}]}
     assert record.judge("one", new).withheld == [("prompt search", NEW, True)]
-    named = {**lists, "tools": [*lists["tools"], tool("prompts\nreview")]}
-    assert not record.judge("one", named).withheld[0].acceptable
+    disguised = {**lists, "tools": [*lists["tools"], tool("prompts\nreview")]}
+    assert not record.judge("one", disguised).withheld[0].acceptable
     # Resources are data and come and go: a new one has an address, and nobody is asked.
     odd = {"uri": "memo://2", "name": EVIL, "mimeType": f"text/plain; {EVIL}", "size": EVIL}
-    shown, withheld = record.judge("one", {**lists, "resources": [*lists["resources"], odd]})
-    assert shown["resources"][1:] == [{"uri": "memo://2", "name": "memo://2"}] and not withheld
+    more = record.judge("one", {**lists, "resources": [*lists["resources"], odd]})
+    assert more.shown["resources"][1:] == [{"uri": "memo://2", "name": "memo://2"}] and not more.withheld
     record.accept("one", record.proposed("one") or ())
     assert record.judge("one", {**lists, "resources": [odd]}).shown["resources"] == [odd]
     # What changes with its data does not make it another one, unless words are hidden there.

@@ -157,6 +157,14 @@ async def test_entries_of_configurations_and_links_are_places_too(plugin_dir: Pa
         assert (await one.read())["a.b"] == "b.json" and "(a/b)" in one.faults()["c.json"]
     for name in ("a-project.json", "b.json", "c.json"):
         (plugin_dir / "plugins" / name).unlink()
+    # One that is switched off ends, and its name stays its own.
+    async with desk(plugin_dir) as one:
+        assert await one.read() == {"git": "mine.json"}
+        write("mine.json", entry.replace('"/bin/cat"', '"/bin/cat", "disabled": true'))
+        write("a-project.json")
+        assert await one.read() == {} and "where it was first" in one.faults()["a-project.json"]
+        (plugin_dir / "plugins/a-project.json").unlink()
+        write("mine.json")
     # One folder by two ways is no conflict, and a link to the newest version is one place.
     first, second = put(plugin_dir, ".mail-1"), put(plugin_dir, ".mail-2")
     link = plugin_dir / "plugins/mail"
@@ -198,6 +206,23 @@ async def test_a_record_that_cannot_be_used(plugin_dir: Path) -> None:
         assert "only until the end of this process" in one.faults()["names.json"] and not record.exists()
         put(plugin_dir, "aaa")
         assert (await one.read())["mail"] == "mail"
+
+
+@pytest.mark.trio
+async def test_while_the_settings_cannot_be_read_nobody_gets_a_name_for_good(plugin_dir: Path) -> None:
+    hostile = put(plugin_dir, "aaa")
+    async with desk(plugin_dir, "[") as one:
+        assert await one.read() == {"mail": "aaa"}
+        assert [each.state for each in one.roster._supervisor.plugins()] == ["pending"]
+        mail = put(plugin_dir, "mail")
+        hostile.rename(plugin_dir / "aside")
+        assert await one.read() == {"mail": "mail"}  # nothing was recorded
+        (plugin_dir / "settings.toml").write_text("")
+        (plugin_dir / "aside").rename(hostile)
+        mail.rename(plugin_dir / "aside")
+        assert await one.read() == {"mail": "aaa"}  # the control
+        (plugin_dir / "aside").rename(mail)
+        assert await one.read() == {"mail": "aaa"} and one.faults().keys() == {"mail"}
 
 
 # --- a daemon -----------------------------------------------------------------------------------------------
