@@ -103,7 +103,8 @@ def _read(path: str, faults: list[SourceFault]) -> list[PluginSource]:
         manifest, "the manifest", private_groups=True
     )
     if fault is not None:
-        faults.append(SourceFault(path, f"it is not used: {fault[0]}; {fault[1]}"))
+        # What it was is no answer: the next start would read it again.
+        faults.append(SourceFault(path, f"it is not used: {fault[0]}; {fault[1]}", keeps=False))
         return []
     contract = contract_at(path)
     servers: tuple[str | None, ...] = servers_at(path) if contract is not None else ()

@@ -91,6 +91,11 @@ async def test_who_was_there_first_keeps_the_name(plugin_dir: Path) -> None:
         manifest.write_text("{")
         assert await one.read() == {"mail": "mail"} and one.faults().keys() == {"aaa", "mail"}
         manifest.write_text(text)
+        # Others could change it: it ends, because its next start would read what they wrote.
+        manifest.chmod(0o666)
+        assert await one.read() == {} and "it is not used" in one.faults()["mail"]
+        manifest.chmod(0o644)
+        assert await one.read() == {"mail": "mail"}
         # It takes another name. The one that it had stays its own.
         manifest.write_text(text.replace("mail", "post"))
         assert await one.read() == {"post": "mail"} and one.faults().keys() == {"aaa"}

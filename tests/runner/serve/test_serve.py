@@ -441,7 +441,9 @@ def test_command_lines_that_are_refused(runner_as: Caller, shelf: Path, write_fi
     ledger = ("--ledger", str(shelf / "run/ledger.db"))
     control = shelf / "run/control.toml"
     control.write_text("trusted = 'x'\n")
-    runner_as.give(control)
+    named = write_file(shelf / "run/gateway.toml", '[plugins.mail]\nfolder = "x"\n', 0o600)
+    for path in (control, named):
+        runner_as.give(path)
     rows: list[tuple[tuple[str, ...], tuple[int, str]]] = [
         (("serve",), (2, "--config DIR|FILE, --control FILE, or both")),
         ((*at, "--control", str(shelf / "none")), (2, "none: there is no such file")),
@@ -458,6 +460,7 @@ def test_command_lines_that_are_refused(runner_as: Caller, shelf: Path, write_fi
         ((*at, "--drain", "soon"), (2, "--drain")),
         ((*at, "--policy", ""), (2, "--policy: its value is empty")),
         ((*at, "--settings", str(shelf / "none")), (2, "none: there is no such file")),
+        ((*at, "--gateway-settings", str(named)), (2, "[plugins.mail] is for runner gateway")),
         ((*at, "--ledger", str(open_folder / "ledger.db")), (10, "is not used")),
     ]
 
