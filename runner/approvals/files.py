@@ -32,6 +32,8 @@ from sandbox.speed.value import NamedTuple
 _MOST_BYTES = 1 << 20
 _MOST_ENTRIES = 4096  # of one list
 _LONGEST = 8192  # of one text
+_LOCK = ".lock"
+_LOCK_SECONDS, _PAUSE_SECONDS = 30.0, 0.02
 _DIGEST = frozenset("0123456789abcdef")
 _WHAT = "the approval"
 OUTDATED = "it does not count any more: it is from an earlier version, and does not name the program"
@@ -371,6 +373,33 @@ def open_folder(folder: str) -> Iterator[int]:
             yield directory
         finally:
             os.close(directory)
+
+
+@contextmanager
+def locked_folder(folder: str, what: str) -> Iterator[None]:
+    """Make the folder if it is missing, and let nobody else who asks so write in it. Raises
+    ApprovalsUnusable."""
+    import fcntl  # here: a launch only reads
+    import time
+
+    make_folder(folder, what)
+    with open_folder(folder) as directory:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        lock = os.open(_LOCK, flags, 0o600, dir_fd=directory)
+    try:
+        until = time.monotonic() + _LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    message = f"another process has held {folder}/{_LOCK} for {_LOCK_SECONDS:.0f} s"
+                    raise ApprovalsUnusable(message, "end it: fuser shows its id") from None
+            time.sleep(_PAUSE_SECONDS)
+        yield
+    finally:
+        os.close(lock)
 
 
 @contextmanager

@@ -1,27 +1,29 @@
-"""The tools of each plugin as a person has seen them.
+"""The tools, prompts and resources of each plugin as a person has seen them.
 
 A model reads the descriptions of tools and follows them. A plugin that was harmless when it was added can
-change a description or a schema later. So the first list of a plugin is recorded, and a tool that differs
-from the record is withheld until a person has looked at it (`runner allow --diff`).
+change a description or a schema later. So the first lists of a plugin are recorded, and what differs from
+the record is withheld until a person has looked at it (`runner allow --diff`). That holds for every field of
+an entry: hosts show titles, icons and `_meta`, and models may read them.
+
+Resources are a plugin's data, and come, go and grow. One that is new, or has other words than a person saw,
+is listed without its words: its address, its type and its size.
 
 Records are beside the approvals, by the same rules: only root and their owner may have written them, and no
 plugin is given the folder. All text in them is the plugin's own, and is stored as one canonical JSON text for
-each tool: its nesting cannot make the record unreadable.
+each entry: its nesting cannot make the record unreadable.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from runner.approvals.files import make_folder, open_folder, read_bytes
+from runner.approvals.files import locked_folder, open_folder, read_bytes
 from runner.approvals.record import ApprovalsUnusable, approvals_folder
 from runner.plugin import Plugin
 from sandbox import look
@@ -30,22 +32,31 @@ from sandbox.document.diagnostic import cut, printable
 from sandbox.files import replace_file
 from sandbox.speed.value import NamedTuple
 
-_VERSION = 1
+_VERSION = 2
+_FIRST_VERSION = 1  # it had only tools, without the fields of _UNJUDGED
 _FOLDER = "tools"  # in the folder of approvals
 _ENDING = ".json"
 _WHAT = "the record of tools"
-_LOCK = ".lock"
-_LOCK_SECONDS, _PAUSE_SECONDS = 30.0, 0.02
-_UNJUDGED = ("_meta", "icons")  # no model reads them
+_FOLDER_WHAT = "the folder of the records of tools"
+_UNJUDGED = ("_meta", "icons")
+# name of a list -> key of an entry's name, what one entry is called, most characters of its name
+_LISTS: Mapping[str, tuple[str, str, int]] = {
+    "tools": ("name", "tool", 256),
+    "prompts": ("name", "prompt", 256),
+    "resources": ("uri", "resource", 4096),
+    "resource_templates": ("uriTemplate", "resource template", 4096),
+}
+_DATE = re.compile(r"[0-9]{4}-[0-9T:.Z+-]{1,40}\Z", re.ASCII)
+_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,60}/[A-Za-z0-9][A-Za-z0-9.+-]{0,60}\Z", re.ASCII)
 
 # A host lists every tool to its model, and the largest servers known have a few hundred.
 MOST_TOOLS = 1000  # of one plugin
 MOST_TOOL_BYTES = 64 << 10  # of one tool, as JSON
-MOST_LISTED_BYTES = 4 << 20  # of all tools of one plugin
+MOST_LISTED_BYTES = 4 << 20  # of all that one plugin lists
+MOST_OTHERS = 512  # of each other list: what a gateway shows
 _MOST_RECORDED = 2 * MOST_TOOLS  # tools that are gone stay recorded
 _MOST_RECORDED_BYTES = 2 * MOST_LISTED_BYTES
 _MOST_BYTES = 32 << 20  # of a file: JSON in JSON has up to twice the bytes
-_LONGEST_NAME = 256
 # Printable by Unicode's tables, and still nothing to see: text can be hidden in them.
 INVISIBLE = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
@@ -56,30 +67,44 @@ UNSEEN = "no person has seen the tools of this plugin yet"
 
 
 class WithheldTool(NamedTuple):
-    name: str
+    name: str  # of another entry than a tool, with what it is
     reason: str  # a sentence without its end
     acceptable: bool = True  # False: no record can hold it
 
 
 class Judgement(NamedTuple):
-    shown: list[Mapping[str, Any]]  # as a person has seen them, in the order of the plugin
+    shown: Mapping[str, list[Mapping[str, Any]]]  # by list, as a person has seen them, in the plugin's order
     withheld: list[WithheldTool]
 
 
-class ToolChange(NamedTuple):
-    """A withheld tool, with the text that a person has seen before."""
+class _Listed(NamedTuple):
+    what: str  # the list
+    entry: Mapping[str, Any]
+    text: str  # canonical JSON
 
-    name: str
+
+class ToolChange(NamedTuple):
+    """A withheld tool or other entry, with the text that a person has seen before."""
+
+    name: str  # of another entry than a tool: its list, a line end, and its name
     before: str  # canonical JSON; empty: it is new
     after: str
 
 
 class SeenTools(NamedTuple):
-    """What is known about one plugin: its tools, each as canonical JSON by its name."""
+    """What is known about one plugin: its tools, each as canonical JSON by its name; and its other entries,
+    by their lists, a line end, and their names. No tool's name has a line end."""
 
     tools: dict[str, str]  # as a person saw them
     proposed: dict[str, str]  # as the plugin listed them last, where they are withheld
     when: float  # of the first sight, in seconds since 1970
+    version: int = _VERSION
+
+
+def label(name: str) -> str:
+    """How people read the name of a ToolChange."""
+    what, line, own = name.partition("\n")
+    return f"{_LISTS[what][1]} {own}" if line and what in _LISTS else name
 
 
 def identity_of(plugin: Plugin) -> str:
@@ -116,30 +141,35 @@ class ToolRecord:
         return cls(folder)
 
     def judge(
-        self, plugin: str, tools: Sequence[Mapping[str, Any]], *, trust_first: bool = True
+        self, plugin: str, lists: Mapping[str, Sequence[Mapping[str, Any]]], *, trust_first: bool = True
     ) -> Judgement:
-        """Which tools of a plugin may be shown. Records the first list that is not empty; `trust_first`:
-        whether its tools count as seen. `plugin`: from `identity_of`, or any text that names only this
-        plugin. `tools`: the plugin's whole list. The withheld ones are kept for `runner allow --diff`."""
-        listed, refused = _canonical(tools)
+        """What of a plugin may be shown. Records the first lists that are not empty; `trust_first`: whether
+        what is in them counts as seen. `plugin`: from `identity_of`, or any text that names only this
+        plugin. `lists`: all of the plugin's. The withheld entries are kept for `runner allow --diff`."""
+        listed, refused = _canonical(lists)
         old = self._read(plugin)
         new = _with_listed(old, listed, trust_first)
         # Two gateways may have two versions of one plugin, and each follows the file. If both wrote what they
         # have whenever the other one did, they would never stop.
         if new is not None and new not in (old, self._written.get(plugin)):
-            with self._locked():
+            with locked_folder(self._folder, _FOLDER_WHAT):
                 new = _with_listed(self._read(plugin), listed, trust_first) or new
                 self._write(plugin, new)
                 self._written[plugin] = new
-        shown, withheld = [], list(refused)
-        for name, (tool, text) in listed.items():
+        shown: dict[str, list[Mapping[str, Any]]] = {what: [] for what in lists}
+        withheld = list(refused)
+        unseen = UNSEEN if new is not None and not new.tools else NEW
+        for name, (what, entry, text) in listed.items():
             before = "" if new is None else new.tools.get(name, "")
             if before == text:
-                shown.append(tool)
-            else:
-                withheld.append(WithheldTool(name, _difference(before, text) if before else NEW))
-        if new is not None and not new.tools:
-            withheld = [each._replace(reason=UNSEEN) if each.reason == NEW else each for each in withheld]
+                shown[what].append(entry)
+                continue
+            reason = _difference(before, text) if before else unseen
+            if what == "resources":
+                shown[what].append(_without_words(entry))
+                reason += "; until a person has looked it is listed without its words"
+            if before or what != "resources":  # new ones come all the time
+                withheld.append(WithheldTool(label(name), reason))
         return Judgement(shown, withheld)
 
     def proposed(self, plugin: str) -> tuple[ToolChange, ...] | None:
@@ -169,11 +199,11 @@ class ToolRecord:
 
     def accept(self, plugin: str, changes: Sequence[ToolChange]) -> None:
         """A person has seen these changes, and wants the tools to be shown."""
-        with self._locked():
+        with locked_folder(self._folder, _FOLDER_WHAT):
             seen = self._read(plugin)
             for name, before, after in changes:
                 if seen is None or (seen.tools.get(name, ""), seen.proposed.get(name)) != (before, after):
-                    message = f"the tool {printable(name)} changed since it was shown; nothing is recorded"
+                    message = f"{printable(label(name))} changed since it was shown; nothing is recorded"
                     raise ApprovalsUnusable(message, "look at it again: run the command once more")
             if seen is None:
                 return
@@ -202,101 +232,115 @@ class ToolRecord:
         raw = read_bytes(path, _WHAT, _MOST_BYTES, self._remedy(plugin))
         try:
             data = json.loads(raw)
-            if data["version"] != _VERSION or data["plugin"] != plugin:
+            version = data["version"]
+            if version not in (_FIRST_VERSION, _VERSION) or data["plugin"] != plugin:
                 raise ValueError("it is of another version, or about another plugin than its name says")
-            seen = SeenTools(_texts(data["tools"]), _texts(data["proposed"]), float(data["when"]))
+            seen = SeenTools(_texts(data["tools"]), _texts(data["proposed"]), float(data["when"]), version)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             message = f"{_WHAT} {path} is damaged: {str(error)[:200]}"
             raise ApprovalsUnusable(message, self._remedy(plugin)) from None
         return seen
 
     def _write(self, plugin: str, seen: SeenTools) -> None:
-        document = {"version": _VERSION, "plugin": plugin, **seen._asdict()}
+        document = {"plugin": plugin, **seen._asdict()}
         raw = json.dumps(document, indent=1).encode() + b"\n"
         with open_folder(self._folder) as directory:
             replace_file(directory, os.path.basename(self._path(plugin)), raw, sync=True)
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Nobody else writes a record meanwhile."""
-        make_folder(self._folder, "the folder of the records of tools")
-        with open_folder(self._folder) as directory:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            lock = os.open(_LOCK, flags, 0o600, dir_fd=directory)
-        try:
-            self._wait_for(lock)
-            yield
-        finally:
-            os.close(lock)
-
-    def _wait_for(self, lock: int) -> None:
-        until = time.monotonic() + _LOCK_SECONDS
-        while True:
-            try:
-                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() >= until:
-                    message = f"another process has held {self._folder}/{_LOCK} for {_LOCK_SECONDS:.0f} s"
-                    raise ApprovalsUnusable(message, "end it: fuser shows its id") from None
-            time.sleep(_PAUSE_SECONDS)
 
 
 # --- what a plugin lists ------------------------------------------------------------------------------------
 
 
 def _canonical(
-    tools: Sequence[Mapping[str, Any]],
-) -> tuple[dict[str, tuple[Mapping[str, Any], str]], list[WithheldTool]]:
-    """The tools by name, each with its canonical JSON, and those that no record can hold."""
-    if len(tools) > MOST_TOOLS:
-        message = f"the plugin lists {len(tools)} tools, and at most {MOST_TOOLS} are shown: so none is"
+    lists: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> tuple[dict[str, _Listed], list[WithheldTool]]:
+    """The entries by name, each with its canonical JSON, and those that no record can hold."""
+    count = len(lists.get("tools", ()))
+    if count > MOST_TOOLS:
+        message = f"the plugin lists {count} tools, and at most {MOST_TOOLS} are shown: so none is"
         raise ApprovalsUnusable(message, "ask its author for a smaller plugin, or for an option")
-    listed: dict[str, tuple[Mapping[str, Any], str]] = {}
+    listed: dict[str, _Listed] = {}
     refused: list[WithheldTool] = []
     total = 0
-    for tool in tools:
-        name = tool.get("name")
-        if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
-            shown = printable(cut(name, _LONGEST_NAME)) if isinstance(name, str) else "(no name)"
-            told = f"its name is not a text of 1 to {_LONGEST_NAME} characters that can be printed"
-            refused.append(WithheldTool(shown, told, acceptable=False))
-            continue
-        if name in listed:
-            refused.append(
-                WithheldTool(name, "the plugin lists it twice; the first one counts", acceptable=False)
-            )
-            continue
-        try:
-            text = _dump({key: value for key, value in tool.items() if key not in _UNJUDGED})
-        except (TypeError, ValueError, RecursionError):
-            refused.append(WithheldTool(name, "it is not JSON, or is nested too deeply", acceptable=False))
-            continue
-        if len(text) > MOST_TOOL_BYTES:
-            told = f"its description and schemas have {len(text)} bytes; at most {MOST_TOOL_BYTES} are kept"
-            refused.append(WithheldTool(name, told, acceptable=False))
-            continue
-        total += len(text)
-        if total > MOST_LISTED_BYTES:
-            message = (
-                f"the tools of the plugin have more than {MOST_LISTED_BYTES >> 20} MiB: so none is shown"
-            )
-            raise ApprovalsUnusable(message, "ask its author for shorter descriptions and schemas")
-        listed[name] = tool, text
+    for what, entries in lists.items():
+        for entry in entries if what == "tools" else entries[:MOST_OTHERS]:
+            name, why = _name(what, entry, listed)
+            text = "" if why else _text(_steady(entry) if what == "resources" else entry)
+            if not why and not text:
+                why = "it is not JSON, or is nested too deeply"
+            elif len(text) > MOST_TOOL_BYTES:
+                why = (
+                    f"its description and schemas have {len(text)} bytes; at most {MOST_TOOL_BYTES} are kept"
+                )
+            if why:
+                refused.append(WithheldTool(label(name), why, acceptable=False))
+                continue
+            total += len(text)
+            if total > MOST_LISTED_BYTES:
+                message = (
+                    f"what the plugin lists has more than {MOST_LISTED_BYTES >> 20} MiB: so none is shown"
+                )
+                raise ApprovalsUnusable(message, "ask its author for shorter descriptions and schemas")
+            listed[name] = _Listed(what, entry, text)
     return listed, refused
 
 
+def _name(what: str, entry: Mapping[str, Any], listed: Mapping[str, _Listed]) -> tuple[str, str]:
+    """The name of an entry in the record, and why there is none, or ''."""
+    key, _, most = _LISTS[what]
+    own = entry.get(key)
+    before = "" if what == "tools" else f"{what}\n"
+    if not isinstance(own, str) or not 0 < len(own) <= most or not own.isprintable():
+        shown = printable(cut(own, most)) if isinstance(own, str) else f"(no {key})"
+        return before + shown, f"its {key} is not a text of 1 to {most} characters that can be printed"
+    return before + own, "the plugin lists it twice; the first one counts" if before + own in listed else ""
+
+
+def _text(entry: Mapping[str, Any]) -> str:
+    """Canonical JSON; empty if there is none."""
+    try:
+        return _dump(dict(entry))
+    except (TypeError, ValueError, RecursionError):
+        return ""
+
+
+def _steady(resource: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A resource without what changes with its data: no words can be hidden there."""
+    kept = {key: value for key, value in resource.items() if key != "size" or type(value) is not int}
+    notes = kept.get("annotations")
+    if isinstance(notes, Mapping) and _DATE.match(str(notes.get("lastModified", ""))):
+        kept["annotations"] = {key: value for key, value in notes.items() if key != "lastModified"}
+    return kept
+
+
+def _without_words(resource: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A resource of which nobody has seen the words. What is left says where it is, and what kind of data."""
+    found: dict[str, Any] = {"uri": resource["uri"], "name": resource["uri"]}
+    kind, size = resource.get("mimeType"), resource.get("size")
+    if isinstance(kind, str) and _TYPE.match(kind):
+        found["mimeType"] = kind
+    return {**found, "size": size} if type(size) is int else found
+
+
 def _with_listed(
-    seen: SeenTools | None, listed: Mapping[str, tuple[Mapping[str, Any], str]], trust_first: bool
+    seen: SeenTools | None, listed: Mapping[str, _Listed], trust_first: bool
 ) -> SeenTools | None:
     """The record after a list. None: there is still nothing to record."""
-    texts = {name: text for name, (_, text) in listed.items()}
-    if seen is None:
-        if not texts:
-            return None  # a server without a login may list nothing at first
-        return SeenTools(texts, {}, time.time()) if trust_first else SeenTools({}, texts, time.time())
-    return seen._replace(
-        proposed={name: text for name, text in texts.items() if seen.tools.get(name) != text}
-    )
+    texts = {name: each.text for name, each in listed.items()}
+    if seen is None and not texts:
+        return None  # a server without a login may list nothing at first
+    tools = {} if seen is None else dict(seen.tools)
+    for name, (what, entry, text) in listed.items():
+        if seen is None or (what != "tools" and seen.version == _FIRST_VERSION):
+            if trust_first:
+                tools[name] = text
+        elif seen.version == _FIRST_VERSION:
+            # It had nothing of these fields. They count as seen with the rest, once.
+            rest = {key: value for key, value in entry.items() if key not in _UNJUDGED}
+            if tools.get(name) == _dump(rest):
+                tools[name] = text
+    proposed = {name: text for name, text in texts.items() if tools.get(name) != text}
+    return SeenTools(tools, proposed, time.time() if seen is None else seen.when)
 
 
 def _difference(before: str, after: str) -> str:

@@ -31,7 +31,10 @@ from runner.serve.daemon import raise_descriptors
 from runner.serve.roster import Roster
 from runner.serve.service_manager import Notifier, watchdog_seconds
 from runner.serve.watch import Watch, open_watch
+from sandbox.identity.state import state_root
 from sandbox.speed.value import NamedTuple
+
+_NAMES = "worker/names.json"  # beside the state of plugins: who has which name
 
 
 class NodeOptions(NamedTuple):
@@ -62,7 +65,8 @@ class Node:
     ) -> None:
         self._options, self._thread, self._environ, self._say = options, thread, environ, say
         self._roster = Roster(
-            supervisor, None, options.config, options.policy, options.settings, environ, say
+            *(supervisor, None, options.config, options.policy, options.settings, environ, say),
+            names=os.path.join(os.path.dirname(state_root(environ)), _NAMES),
         )
         self._shelf = RosterShelf(supervisor, self._roster, say)
         self._supervisor = supervisor

@@ -12,7 +12,7 @@ from functools import partial
 import trio
 
 from runner.approvals.record import ApprovalsUnusable
-from runner.approvals.tools import ToolRecord, WithheldTool
+from runner.approvals.tools import MOST_OTHERS, ToolRecord, WithheldTool
 from runner.exceptions import PluginError, PluginFailure
 from runner.gateway.names import SEPARATOR, plugin_part
 from runner.gateway.settings import LIST_SECONDS
@@ -23,7 +23,7 @@ from runner.protocol.dialect import Notice, Progress
 from runner.session.verdict import MORE_SECONDS
 from sandbox.document.diagnostic import printable, quoted
 
-MOST_ENTRIES = 512  # of one list of one plugin
+MOST_ENTRIES = MOST_OTHERS  # of one list of one plugin
 _AGAIN_SECONDS = 10.0  # after a failure, before the plugin is asked again for a list
 _PAUSE_SECONDS = 1.0  # between two lists of one plugin
 _MOST_WITHHELD_TOLD = 10
@@ -68,7 +68,7 @@ class Catalogue:
         self._trust_first = trust_first
         self._say = say
         self._known: dict[str, KnownSource] = {}  # by the plugin's part of public names
-        self._left_out: set[str] = set()  # names of which that was said
+        self._left_out: set[tuple[str, str]] = set()  # plugins of which that was said
         self.on_changed: list[Callable[[str], None]] = []  # called with the name of a list
 
     async def all(self) -> list[KnownSource]:
@@ -148,17 +148,21 @@ class Catalogue:
 
     def _follow(self) -> None:
         """Take notice of plugins that have come, changed or gone."""
-        found: dict[str, KnownSource] = {}
+        by_part: dict[str, list[ToolSource]] = {}
         for source in sorted(self._sources(), key=lambda each: each.name):
-            part = plugin_part(source.name)
-            if part in found:
-                if source.name not in self._left_out:  # once, and not at every list
-                    self._left_out.add(source.name)
-                    self._say(f"{source.name} is left out: {found[part].source.name} has the same short name")
-                continue
+            by_part.setdefault(plugin_part(source.name), []).append(source)
+        found: dict[str, KnownSource] = {}
+        for part, rivals in by_part.items():
             known = self._known.get(part)
-            same = known is not None and _mark(known.source) == _mark(source)
-            found[part] = known if same and known is not None else KnownSource(source)
+            one = _owner(rivals, known)
+            for source in rivals:
+                if source is not one and (source.name, source.look) not in self._left_out:
+                    self._left_out.add((source.name, source.look))  # once, and not at every list
+                    others = ", ".join(each.name for each in rivals if each is not source)
+                    self._say(f"{source.name} is left out: {others} has the same name or short name")
+            if one is not None:
+                same = known is not None and _mark(known.source) == _mark(one)
+                found[part] = known if same and known is not None else KnownSource(one)
         self._known = found
 
     def _ask(self, known: KnownSource) -> None:
@@ -207,8 +211,8 @@ class Catalogue:
         """Make what clients see of what the plugin gave."""
         source, given = known.source, known.lists
         lists = given or {}
-        judge = partial(self._record.judge, trust_first=self._trust_first)
-        judged = await trio.to_thread.run_sync(judge, source.identity, lists.get("tools", ()))
+        judge = partial(self._record.judge, trust_first=self._trust_first and not source.moved)
+        judged = await trio.to_thread.run_sync(judge, source.identity, lists)
         if known.lists is not given:
             return  # it gave another list meanwhile, which is judged too
         name = source.name
@@ -220,7 +224,7 @@ class Catalogue:
         ]
         found: dict[str, dict[str, Shown]] = {}
         for what in LISTS:
-            entries = judged.shown if what == "tools" else lists.get(what, ())
+            entries = judged.shown.get(what, [])
             found[what] = {}
             for entry in entries[:MOST_ENTRIES]:
                 try:
@@ -232,7 +236,7 @@ class Catalogue:
                     remarks.append(f"{name}: {own} of its {what} is left out: {unfit}")
                     continue
                 found[what][one.public] = one
-            if len(entries) > MOST_ENTRIES:
+            if max(len(entries), len(lists.get(what, ()))) > MOST_ENTRIES:
                 remarks.append(f"{name}: only the first {MOST_ENTRIES} of its {what} are shown")
         was, known.shown = known.shown, found
         fresh = [printable(each) for each in remarks if printable(each) not in known.remarks]
@@ -246,6 +250,16 @@ class Catalogue:
         for what in lists:
             for tell in self.on_changed:
                 tell(what)
+
+
+def _owner(rivals: list[ToolSource], known: KnownSource | None) -> ToolSource | None:
+    """Who has the plugin's part of public names. A plugin chooses its name itself, so that it may be made for
+    this: what the settings name comes first, then who had it before. Of several others nobody has it."""
+    if len(rivals) > 1:
+        elsewhere = [each for each in rivals if each.maker is not None]
+        before = [each for each in rivals if known is not None and known.source.identity == each.identity]
+        rivals = elsewhere or before or rivals
+    return rivals[0] if len(rivals) == 1 else None
 
 
 def _mark(source: ToolSource) -> tuple[str, str]:

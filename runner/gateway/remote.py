@@ -56,6 +56,7 @@ class RemoteSource:
     """`ToolSource` and `Maker` at once."""
 
     passes = True
+    moved = False
 
     def __init__(self, settings: RemoteSettings, rule: NetworkRule, ask: Ask | None = None) -> None:
         """`rule`: of the policy. `ask`: sends a request; None: to the server."""

@@ -12,6 +12,9 @@
     [clients.cursor]                        # runner gateway --client cursor
     [clients."uid:1000"]                    # at a daemon's door: by uid, "token", or "cert:SUBJECT"
 
+    [plugins.notes]                         # on stdio: whose name that is, if several plugins ask for it
+    folder = "/home/me/plugins/notes"
+
     [remotes.tracker]                       # a server on streamable HTTP, as one more plugin
     url = "https://mcp.example.com/mcp"
     token_file = "/home/me/.secrets/tracker"    # or token_command = ["pass", "show", "tracker"]
@@ -78,6 +81,7 @@ class GatewaySettings(NamedTuple):
     clients: Mapping[str, ClientSettings] = {}
     remotes: tuple[RemoteSettings, ...] = ()
     trust_first: bool = True
+    folders: Mapping[str, str] = {}  # the path that a plugin's name is for
 
     def client(self, name: str) -> ClientSettings:
         return self.clients.get(name) or self.clients.get(DEFAULT_CLIENT) or ClientSettings()
@@ -91,15 +95,16 @@ def read_settings(path: str) -> GatewaySettings:
         raise DocumentError(Diagnostic(path, 0, 0, "settings_untrusted", *fault))
     document = parse(path, read_bounded(path), "toml")
     reader = _GatewayReader(document)
-    reader.known((), document.data, ("clients", "remotes", "trust_first"))
+    reader.known((), document.data, ("clients", "plugins", "remotes", "trust_first"))
     trust_first = document.data.get("trust_first", True)
     if not isinstance(trust_first, bool):
         reader.fault(("trust_first",), "wrong_type", "trust_first has to be true or false")
     clients = {name: _client(reader, keys, table) for name, keys, table in reader.tables("clients")}
     remotes = tuple(_remote(reader, name, keys, table) for name, keys, table in reader.tables("remotes"))
+    folders = {name: _folder(reader, path, keys, table) for name, keys, table in reader.tables("plugins")}
     if reader.faults:
         raise DocumentError(*reader.faults)
-    return GatewaySettings(clients, remotes, trust_first is True)
+    return GatewaySettings(clients, remotes, trust_first is True, folders)
 
 
 class _GatewayReader:
@@ -182,6 +187,13 @@ def _rename(reader: _GatewayReader, keys: KeyPath, table: dict[str, Any]) -> dic
         else:
             found[public] = own
     return found
+
+
+def _folder(reader: _GatewayReader, path: str, keys: KeyPath, table: dict[str, Any]) -> str:
+    reader.known(keys, table, ("folder",))
+    if "folder" not in table:
+        reader.fault(keys, "missing_key", f"the table of {quoted(str(keys[-1]))} has no folder")
+    return os.path.join(os.path.dirname(path), reader.text(keys, table, "folder"))
 
 
 def _remote(reader: _GatewayReader, name: str, keys: KeyPath, table: dict[str, Any]) -> RemoteSettings:

@@ -29,6 +29,7 @@ from sandbox.policy.load import load_policy
 
 MOST_LINE = 16 << 20  # bytes of one message of the client: as much as a plugin's may have
 _READ_BYTES = 64 << 10
+_NAMES = "names/gateway.json"  # beside the record of tools: who has which name
 
 
 class _Lines(AsyncIterator[str]):
@@ -135,6 +136,8 @@ class StdioGateway:
             *(supervisor, None, self._options.config, policy, None, self._environ, self._say),
             chosen=self._is_chosen,
             services=self._services,
+            names=str(tools_folder(self._environ).parent / _NAMES),
+            folders=self._options.settings.folders,
         )
 
     def _services(self, name: str) -> Any:

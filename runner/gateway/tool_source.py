@@ -36,6 +36,11 @@ class ToolSource(Protocol):
         ...
 
     @property
+    def moved(self) -> bool:
+        """Its name was another one's before, or it had another name: a person looks at its first list."""
+        ...
+
+    @property
     def look(self) -> str:
         """The command with which a person looks at tools that are withheld."""
         ...
@@ -67,7 +72,7 @@ class SupervisedSource:
         self._plugin = source.plugin
         self._contract = find_contract(source.plugin.contract)
         self._supervisor = supervisor
-        self.identity = identity_of(source.plugin)
+        self.identity, self.moved = identity_of(source.plugin), source.moved
         server = () if source.server is None else ("--server", source.server)
         self.look = shlex.join(("runner", "allow", "--diff", source.path, *server))
         self.passes = self._contract.plain_entries

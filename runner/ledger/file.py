@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 
 from runner.ledger.retry import Schedule, longest_pause, next_try
 from runner.ledger.rows import (
+    BINDING,
     NEVER_RAN,
     REPEATABLE,
     UNKNOWN,
@@ -56,6 +57,7 @@ _PRUNED_AT_ONCE = 500
 _MOST_ANSWER_BYTES = 256 << 10
 _MOST_WAITING = 0.25  # of the size, for deliveries that have not ended: only what has ended is removed
 _MOST_AUDITED = 100_000  # rows of one kind: strangers who are refused, and orgs, must not push out others'
+_MOST_LOOKED_THROUGH = 2000  # rows that are not wanted
 _ROW_BYTES = 300  # of a row, without what follows
 _AUDITED = "what || IIF(caller LIKE 'org:%', caller, '')"  # rows of the audit that share a bound
 # What may be removed: table, time, condition, whose it is, and its bytes.
@@ -205,6 +207,17 @@ class LedgerFile(SqliteFile):
             "SELECT * FROM invocations WHERE (?1 IS NULL OR plugin = ?1) AND (?2 IS NULL OR code = ?2)"
             " AND (?3 IS NULL OR caller = ?3) ORDER BY accepted DESC, id LIMIT ?4",
             (plugin, code, caller, min(most, _MOST_ROWS)),
+        )
+        return [InvocationRow(*row) for row in rows]
+
+    def invocations_of_no_org(self, most: int) -> list[InvocationRow]:
+        """The newest calls first, without those of orgs and of their bindings, of which a bounded number is
+        looked through."""
+        rows = self._connection.execute(
+            "SELECT * FROM invocations WHERE id IN (SELECT id FROM (SELECT id, plugin, caller, accepted"
+            " FROM invocations ORDER BY accepted DESC, id LIMIT ?3) WHERE substr(plugin, 1, ?4) <> ?2"
+            " AND caller NOT LIKE 'org:%' ORDER BY accepted DESC, id LIMIT ?1) ORDER BY accepted DESC, id",
+            (most, BINDING, _MOST_LOOKED_THROUGH, len(BINDING)),
         )
         return [InvocationRow(*row) for row in rows]
 
@@ -405,6 +418,15 @@ class LedgerFile(SqliteFile):
         rows = self._connection.execute(
             "SELECT * FROM audit WHERE ?1 IS NULL OR what = ?1 ORDER BY id DESC LIMIT ?2",
             (what, min(most, _MOST_ROWS)),
+        )
+        return [AuditRow(*row) for row in rows]
+
+    def audit_of_no_org(self, what: str, most: int) -> list[AuditRow]:
+        """The same without rows of orgs, which are looked through to a bounded number."""
+        rows = self._connection.execute(
+            "SELECT * FROM (SELECT * FROM audit ORDER BY id DESC LIMIT ?3)"
+            " WHERE what = ?1 AND caller NOT LIKE 'org:%' ORDER BY id DESC LIMIT ?2",
+            (what, most, _MOST_LOOKED_THROUGH),
         )
         return [AuditRow(*row) for row in rows]
 

@@ -53,6 +53,7 @@ _MOST_DESCRIPTORS = 1 << 16
 _ANSWER_SECONDS = 5.0  # for answers to be sent after the last call has ended
 _EXPIRY_SECONDS = 30.0  # between looks for sessions of the page whose time is over
 _SESSIONS = "page-sessions.json"  # beside the ledger
+_NAMES = "names.json"  # beside the ledger, too: who has which name
 _OWED_SECONDS = 1.0  # between attempts to write outcomes that the ledger owes
 _MOST_TOLD = 300  # characters of a message in the audit: parts of it may be a stranger's
 _NOTES_PER_SECOND = 20  # of the audit; more are counted in the metrics only
@@ -114,17 +115,18 @@ class Daemon:
         self._strangers = 0  # that no line has told
         self._stranger_told = -math.inf
         self._metrics = Metrics()
+        folder = os.path.dirname(os.path.abspath(options.ledger))
         if options.backend is not None:
             self._roster = options.backend.roster(supervisor, environ, say)
         else:
             self._roster = Roster(
-                supervisor, ledger, options.config, options.policy, options.settings, environ, say
+                *(supervisor, ledger, options.config, options.policy, options.settings, environ, say),
+                names=os.path.join(folder, _NAMES),
             )
         self._desk = Desk(supervisor, ledger, self._roster, self._metrics)
         self.board = Board(supervisor, ledger, self._desk, self._roster, self._metrics)
         if mounted is not None:
             self.board.questions = mounted.questions
-        folder = os.path.dirname(os.path.abspath(options.ledger))
         self._sessions = Sessions(os.path.join(folder, _SESSIONS))
         self._running = None if control is None else self._run_bindings(control)
         target_of = None if self._running is None else self._running.target_of

@@ -16,7 +16,7 @@ from sandbox.speed.value import NamedTuple
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _OTHER = "other"
-_BINDINGS = "bindings"  # of all orgs: they make many, and each has records of its calls
+BINDINGS = "bindings"  # of all orgs: they make many, and each has records of its calls
 _MOST_NAMES = 1000  # names of plugins; beyond them, all count under one
 
 
@@ -95,7 +95,7 @@ class Metrics:
 
     def _known(self, plugin: str) -> str:
         if plugin.startswith(BINDING):
-            return _BINDINGS
+            return BINDINGS
         if len(self._names) < _MOST_NAMES:
             self._names.add(plugin)
         return plugin if plugin in self._names else _OTHER

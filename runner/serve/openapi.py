@@ -171,7 +171,11 @@ _SCHEMAS: dict[str, Schema] = {
         data=_ANY,
         invocation=_or_null("object"),
     ),
-    "Health": object_of("status", status={"type": "string", "enum": ["ok", "degraded", "draining"]}),
+    "Health": object_of(
+        "status",
+        status={"type": "string", "enum": ["ok", "degraded", "draining"]},
+        configuration=list_of("Fault"),
+    ),
     "Draining": object_of("draining", draining={"type": "boolean"}),
     "Cancelled": object_of("id cancelled", id=_TEXT, cancelled={"type": "boolean"}),
     "Code": object_of("urls seconds", urls={"type": "array", "items": _TEXT}, seconds=_NUMBER),
@@ -189,7 +193,8 @@ _SCHEMAS: dict[str, Schema] = {
         manifest=_TEXT,
         version=_TEXT,
     ),
-    "Plugins": object_of("plugins", plugins=list_of("Plugin")),
+    "Plugins": object_of("plugins", plugins=list_of("Plugin"), configuration=list_of("Fault")),
+    "Fault": object_of("path message", path=_TEXT, message=_TEXT),
     "Tools": object_of("tools", tools={"type": "array", "items": {"type": "object"}}),
     "Call": {
         **object_of("tool", tool=_TEXT, input=_ANY, kind=_TEXT, context={"type": "object"}),

@@ -1,6 +1,7 @@
 """The daemon's plugins, kept in step with the configuration.
 
 A file with a fault keeps the plugins that it had; settings with a fault keep what they gave to each of them.
+A plugin keeps its name: another one that asks for it is a fault (claims.py).
 A plugin that asks for more than policy and approvals give is pending: it is known, and does not start. So is
 one that is new while the settings have a fault. Only local files decide that; no request to the door does.
 """
@@ -15,7 +16,8 @@ from typing import Any
 
 import trio
 
-from runner.approvals.record import approvals_folder
+from runner.approvals.names import NameRecord
+from runner.approvals.record import ApprovalsUnusable, approvals_folder
 from runner.approvals.tools import tools_folder
 from runner.contracts.registry import find_contract
 from runner.launch.prepare import decide
@@ -32,7 +34,8 @@ from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import EXIT, Failure, Outcome
 from runner.protocol.host_services import Services
 from runner.protocol.secrets import Secrets
-from runner.serve.settings import Settings, read_settings
+from runner.serve.claims import place_of, settle
+from runner.serve.settings import PluginSettings, ServedPlugin, Settings
 from runner.serve.sources import PluginSource, SourceFault, SourceScan, fault_of, scan
 from sandbox.identity.state import state_root
 from sandbox.policy.load import policy_folders
@@ -70,12 +73,18 @@ class Roster:
         *,
         chosen: Callable[[str], bool] = lambda name: True,
         services: Callable[[str], Services | None] = lambda name: None,
+        names: str | None = None,
+        folders: Mapping[str, str] | None = None,
     ) -> None:
         """`ledger`: None if no changes are recorded. `chosen`: whether a plugin of the configuration is
-        wanted, by its name. `services`: what a plugin may ask for."""
+        wanted, by its name. `services`: what a plugin may ask for. `names`: the file that remembers who has
+        which name. `folders`: who has it by settings of the caller's own, in tables [plugins.NAME]."""
         self._supervisor = supervisor
         self._chosen = chosen
         self._services = services
+        self._names = NameRecord(names, paths)
+        self._folders: Mapping[str, str] = folders or {}
+        self._table = "[{}]" if folders is None else "[plugins.{}]"
         self._ledger = ledger
         self._paths = paths
         self._policy = policy
@@ -102,18 +111,18 @@ class Roster:
             tools = str(tools_folder(self._environ)) if approvals else ""
             policies = policy_folders(self._policy, self._environ)
             for _ in range(_MOST_READS):
-                found, sources, given = await trio.to_thread.run_sync(self._read)
+                found, sources, given, refused = await trio.to_thread.run_sync(self._read)
                 self.watched = (*found.watched, *given.watched, approvals, os.path.dirname(approvals), tools)
                 self.watched += policies
                 if not self.follow(self.watched):
                     break  # else files may have changed after they were read, and before they were watched
             wanted = await trio.to_thread.run_sync(self._judge, sources, given)
-            faults = (*found.faults, *(fault_of(each) for each in given.diagnostics))
+            faults = (*found.faults, *refused, *(fault_of(each) for each in given.diagnostics))
             for fault in faults:
                 if fault not in self.faults:
                     self._say(f"{fault.path}: {fault.message}")
             self.faults = faults
-            for gone in self._entries.keys() - wanted.keys():
+            for gone in [name for name, entry in self._entries.items() if not _same(wanted.get(name), entry)]:
                 await self._remove(gone)
             async with trio.open_nursery() as nursery:
                 for each, entry in wanted.items():
@@ -123,22 +132,50 @@ class Roster:
 
     def _kept(self, found: SourceScan) -> list[PluginSource]:
         """What there is now, and the plugins of files that have a fault now, as they were."""
-        faulty = {fault.path for fault in found.faults}
-        present = {source.name for source in found.sources}
-        old = [entry.source for name, entry in self._entries.items() if name not in present]
+        faulty = {fault.path for fault in found.faults if fault.keeps}
+        present = {(source.path, source.server) for source in found.sources}
+        old = [entry.source for entry in self._entries.values()]
         hidden = tuple(os.path.join(fault.path, "") for fault in found.faults if fault.hides)
         kept = (source for source in old if source.path in faulty or source.path.startswith(hidden))
-        return [*found.sources, *kept]
+        return [*found.sources, *(each for each in kept if (each.path, each.server) not in present)]
 
-    def _read(self) -> tuple[SourceScan, list[PluginSource], Settings]:
-        """What the files say now."""
+    def _read(self) -> tuple[SourceScan, list[PluginSource], Settings, tuple[SourceFault, ...]]:
+        """What the files say now. The last part: who does not get the name it asks for."""
         found = scan(self._paths)
-        sources = [source for source in self._kept(found) if self._chosen(source.name)]
+        settings = None if self._settings is None else PluginSettings(self._settings, self._environ)
+        folders = self._folders if settings is None else settings.folders()
+        self._folders = self._folders if folders is None else folders
+        claims = [source for source in self._kept(found) if self._chosen(source.name)]
+        sources, faults = self._settle(claims, known=folders is not None)
         given = Settings()
-        if self._settings is not None:
-            contracts = {source.name: source.plugin.contract for source in sources}
-            given = read_settings(self._settings, contracts, self._environ)
-        return found, sources, given
+        if settings is not None:
+            served = {each.name: ServedPlugin(each.plugin.contract, each.path) for each in sources}
+            given = settings.read(served)
+        return found, sources, given, faults
+
+    def _settle(
+        self, claims: list[PluginSource], *, known: bool
+    ) -> tuple[list[PluginSource], tuple[SourceFault, ...]]:
+        """`known`: False if the settings cannot be read. Then nobody gets a name for good: they may say whose
+        it is."""
+        faults: tuple[SourceFault, ...] = ()
+        try:
+            held = self._names.holders()
+        except ApprovalsUnusable as unusable:
+            # Nobody knows whose the other names are.
+            held = self._names.given()
+            message = f"{unusable}; until then only plugins that have their names are served; {unusable.hint}"
+            faults = (SourceFault(self._names.path or "", message),)
+            claims = [each for each in claims if each.name in held or each.name in self._folders]
+        settled = settle(claims, self._folders, held, self._table)
+        if known and not faults:
+            try:
+                self._names.keep({each.name: place_of(each) for each in settled.sources}, self._folders)
+            except ApprovalsUnusable as unusable:
+                message = f"names are kept only until the end of this process: {unusable}; {unusable.hint}"
+                faults = (SourceFault(self._names.path or "", message),)
+        sources = [each._replace(moved=self._names.moved(each.name)) for each in settled.sources]
+        return sources, (*settled.faults, *faults)
 
     def _judge(self, sources: list[PluginSource], given: Settings) -> dict[str, _Entry]:
         wanted = {}
@@ -146,7 +183,7 @@ class Roster:
             known = self._entries.get(source.name)
             fields: Mapping[str, Any] | None = given.plugins.get(source.name, {})
             if given.faulty:
-                fields = None if known is None else known.settings
+                fields = known.settings if known is not None and _same(known, _Entry(source, None)) else None
             entry = _Entry(source, fields)
             wanted[source.name] = entry._replace(pending=self._pending(entry))
         return wanted
@@ -286,6 +323,11 @@ class Roster:
         full = report(stage, outcome, EXIT[outcome.code])
         kept = ("plugin", "outcome", "grant", "layers", "limits", "degraded", "notes", "diagnostics")
         return {key: full[key] for key in kept if key in full}
+
+
+def _same(one: _Entry | None, other: _Entry) -> bool:
+    """Whether both are of one plugin, and not of another one with its name."""
+    return one is not None and place_of(one.source) == place_of(other.source)
 
 
 def from_anywhere(policy: str) -> str:

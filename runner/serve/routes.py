@@ -163,20 +163,20 @@ class Routes:
     # --- the daemon -----------------------------------------------------------------------------------------
 
     async def health(self, request: Request) -> Response:
-        faults = [
-            {"path": each.path, "message": each.message}
-            for each in (*self._roster.faults, *self._more_faults())
-        ]
         word = "draining" if self._desk.draining else "degraded" if self._ledger.fault else "ok"
         return Json(
             {
                 "status": word,
                 "ledger": {"fault": self._ledger.fault, "owed": self._ledger.owed},
                 "calls": self._desk.in_flight,
-                "configuration": faults,
+                "configuration": self._faults(),
             },
             503 if word == "draining" else 200,
         )
+
+    def _faults(self) -> list[dict[str, str]]:
+        faults = (*self._roster.faults, *self._more_faults())
+        return [{"path": each.path, "message": each.message} for each in faults]
 
     async def metrics(self, request: Request) -> Response:
         seen = [each for each in self._supervisor.plugins() if self._sees(request, each.name)]
@@ -214,7 +214,8 @@ class Routes:
 
     async def plugins(self, request: Request) -> Response:
         seen = (each for each in self._supervisor.plugins() if self._sees(request, each.name))
-        return Json({"plugins": [self._roster.describe(each) for each in seen]})
+        described = [self._roster.describe(each) for each in seen]
+        return Json({"plugins": described, "configuration": self._faults()})
 
     async def plugin(self, request: Request) -> Response:
         return Json(self._described(request))

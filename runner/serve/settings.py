@@ -3,6 +3,7 @@
 The file has a table for each plugin that needs one, by its name:
 
     [notes]
+    folder = "plugins/notes"            # whose name that is: a plugin chooses its name itself
     config = "notes.json"               # or a table
     secrets = {api_key = "@notes.key"}  # or env:NAME
 
@@ -30,6 +31,7 @@ from sandbox.units import parse_limit
 _MOST_PARKED = 16
 # The keys of each table, beside the options of the plugin's contract, and the types that each may have.
 _KEYS: Mapping[str, tuple[type, ...]] = {
+    "folder": (str,),
     "config": (str, dict),
     "secrets": (str, dict),
     "limits": (dict,),
@@ -40,6 +42,8 @@ _KEYS: Mapping[str, tuple[type, ...]] = {
     "eager": (bool,),
     "numbers": (dict,),
 }
+# What a plugin that has taken another's name may have of it. All else is for the folder that the table names.
+_FOR_ANY = ("folder", "limits", "parked", "eager", "numbers")
 _TYPES = {str: "a text", dict: "a table", list: "a list", int: "a whole number", bool: "true or false"}
 
 
@@ -54,29 +58,62 @@ class Settings(NamedTuple):
         return any(each.severity == "error" for each in self.diagnostics)
 
 
-def read_settings(path: str, contracts: Mapping[str, str], environ: Mapping[str, str]) -> Settings:
-    """`contracts`: of the daemon's plugins, by their names. Never raises for what is in a file."""
-    path = os.path.abspath(path)
-    try:
-        return _SettingsReader(path, environ).read(contracts)
-    except DocumentError as error:
-        return Settings({}, error.diagnostics, (os.path.dirname(path),))
+class ServedPlugin(NamedTuple):
+    contract: str
+    path: str  # its folder, or file
+
+
+class PluginSettings:
+    """The file as it is now: whose each name is, and then what each plugin gets."""
+
+    def __init__(self, path: str, environ: Mapping[str, str]) -> None:
+        """Never raises for what is in a file: `read` tells that."""
+        self._path = os.path.abspath(path)
+        self._reader: _SettingsReader | None = None
+        self._faults: tuple[Diagnostic, ...] = ()
+        try:
+            self._reader = _SettingsReader(self._path, environ)
+        except DocumentError as error:
+            self._faults = error.diagnostics
+
+    def folders(self) -> dict[str, str] | None:
+        """The path that a name is for, of those that have one. None: the file cannot be read."""
+        return None if self._reader is None else self._reader.folders()
+
+    def read(self, plugins: Mapping[str, ServedPlugin]) -> Settings:
+        """`plugins`: those that have the names."""
+        if self._reader is None:
+            return Settings({}, self._faults, (os.path.dirname(self._path),))
+        return self._reader.read(plugins)
 
 
 class _SettingsReader(SettingsFile):
-    def read(self, contracts: Mapping[str, str]) -> Settings:
+    def folders(self) -> dict[str, str]:
+        tables = {name: table for name, table in self._document.data.items() if isinstance(table, dict)}
+        given = {name: table.get("folder") for name, table in tables.items()}
+        return {name: self._path(each) for name, each in given.items() if isinstance(each, str) and each}
+
+    def read(self, plugins: Mapping[str, ServedPlugin]) -> Settings:
         found: dict[str, Mapping[str, Any]] = {}
         for name, table in self._document.data.items():
-            if name not in contracts:
-                near = next((each for each in contracts if each.startswith(f"{name}.")), "")
-                hint = f'write ["{near}"], in quotes' if near else did_you_mean(name, contracts)
+            if name not in plugins:
+                near = next((each for each in plugins if each.startswith(f"{name}.")), "")
+                hint = f'write ["{near}"], in quotes' if near else did_you_mean(name, plugins)
                 message = f"there is no plugin {quoted(name)}: its settings are not used"
                 self._fault((name,), "settings_plugin", message, hint, "warning")
             elif not isinstance(table, dict):
                 self._fault((name,), "settings_type", f"{quoted(name)} is no table; write [{name}]")
             else:
-                found[name] = self._table(name, table, find_contract(contracts[name]))
+                self._require_folder(name, table, plugins[name].path)
+                found[name] = self._table(name, table, find_contract(plugins[name].contract))
         return Settings(found, tuple(self._faults), tuple(self._watched))
+
+    def _require_folder(self, name: str, table: dict[str, Any], path: str) -> None:
+        given = [key for key in table if key not in _FOR_ANY]
+        if given and "folder" not in table:
+            message = f"{given[0]}: the table does not say which folder it is for; plugins choose their names"
+            hint = f'write folder = "{path}" here, if that is the one you mean'
+            self._fault((name, given[0]), "settings_folder", message, hint)
 
     def _table(self, name: str, table: dict[str, Any], contract: Contract) -> dict[str, Any]:
         fields: dict[str, Any] = {}
@@ -92,6 +129,8 @@ class _SettingsReader(SettingsFile):
                 self._fault(keys, "settings_type", f"{key} is not {' or '.join(_TYPES[t] for t in types)}")
             elif value == "":
                 self._fault(keys, "settings_value", f"{key}: its value is empty")
+            elif key == "folder":
+                continue  # it decided who has the name
             elif key in own:
                 self._option(keys, own[key], value, options, secrets)
             elif key == "secrets":

@@ -23,17 +23,19 @@ _MOST_ENTRIES = 1000  # of one folder
 class PluginSource(NamedTuple):
     """One plugin of the configuration."""
 
-    name: str  # what the door and the ledger call it
+    name: str  # what the door and the ledger call it, by its own manifest: runner/serve/claims.py
     path: str  # of the manifest
     server: str | None  # of a configuration that lists several
     plugin: Plugin
     digest: str  # another one: it has to be reloaded
+    moved: bool = False  # its name was another one's before, or it had another name
 
 
 class SourceFault(NamedTuple):
     path: str
     message: str
     hides: bool = False  # what is below the path could not be looked at
+    keeps: bool = True  # plugins of the path stay as they were
 
 
 def fault_of(found: Diagnostic) -> SourceFault:
@@ -41,24 +43,18 @@ def fault_of(found: Diagnostic) -> SourceFault:
 
 
 class SourceScan(NamedTuple):
-    sources: tuple[PluginSource, ...]
+    sources: tuple[PluginSource, ...]  # several may ask for one name
     faults: tuple[SourceFault, ...] = ()
     watched: tuple[str, ...] = ()  # folders in which a change may mean another result
 
 
 def scan(paths: tuple[str, ...]) -> SourceScan:
     """Read every manifest. Never raises for what is in a file: such a file is a fault."""
-    sources: dict[str, PluginSource] = {}
     faults: list[SourceFault] = []
     watched: dict[str, None] = {}
-    for manifest in (each for path in paths for each in _manifests(os.path.abspath(path), faults, watched)):
-        for source in _read(manifest, faults):
-            if (known := sources.get(source.name)) is not None:
-                message = f"the name {source.name} is taken by {known.path}; give one of them another id"
-                faults.append(SourceFault(source.path, message))
-            else:
-                sources[source.name] = source
-    return SourceScan(tuple(sources.values()), tuple(faults), tuple(watched))
+    found = [each for path in paths for each in _manifests(os.path.abspath(path), faults, watched)]
+    sources = tuple(source for manifest in found for source in _read(manifest, faults))
+    return SourceScan(sources, tuple(faults), tuple(watched))
 
 
 def _manifests(path: str, faults: list[SourceFault], watched: dict[str, None]) -> list[str]:
@@ -107,7 +103,8 @@ def _read(path: str, faults: list[SourceFault]) -> list[PluginSource]:
         manifest, "the manifest", private_groups=True
     )
     if fault is not None:
-        faults.append(SourceFault(path, f"it is not used: {fault[0]}; {fault[1]}"))
+        # What it was is no answer: the next start would read it again.
+        faults.append(SourceFault(path, f"it is not used: {fault[0]}; {fault[1]}", keeps=False))
         return []
     contract = contract_at(path)
     servers: tuple[str | None, ...] = servers_at(path) if contract is not None else ()
@@ -121,7 +118,8 @@ def _read(path: str, faults: list[SourceFault]) -> list[PluginSource]:
             faults.append(SourceFault(path, printable(f"{server}: {message}" if server else message)))
             continue
         if any(each.rule == "server_disabled" for each in read.diagnostics):
-            faults.append(SourceFault(path, printable(f"{server}: it is disabled in this file: left out")))
+            message = printable(f"{server}: it is disabled in this file: left out")
+            faults.append(SourceFault(path, message, keeps=False))
             continue
         name = _name(server or read.plugin.id)
         digest = hashlib.sha256(repr(read.plugin).encode("utf-8", "replace")).hexdigest()

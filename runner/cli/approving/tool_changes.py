@@ -1,4 +1,4 @@
-"""The tools of a plugin that a gateway withholds: what changed in them, and the person's answer.
+"""What a gateway withholds of a plugin's tools, prompts and resources: the change, and the person's answer.
 
 All of this text is the plugin's own, and a person decides by it. So no character of it acts on the terminal,
 and none is invisible.
@@ -13,7 +13,7 @@ from difflib import unified_diff
 from textwrap import TextWrapper
 from typing import Any
 
-from runner.approvals.tools import INVISIBLE, ToolChange, ToolRecord, remote_identity, tools_folder
+from runner.approvals.tools import INVISIBLE, ToolChange, ToolRecord, label, remote_identity, tools_folder
 from runner.cli.shared.text import ask_person, say
 from runner.outcome import EXIT
 from sandbox.document.diagnostic import printable
@@ -61,10 +61,10 @@ def ask_about_tools(
     # After the plugin's own text, however long that is.
     for what, which in (("changed", True), ("new", False)):
         if names := [each.name for each in changes if bool(each.before) is which]:
-            say(f"{len(names)} {what}: {', '.join(map(_visible, names))}", sys.stdout)
+            say(f"{len(names)} {what}: {', '.join(_visible(label(name)) for name in names)}", sys.stdout)
     if not sure and not sys.stdin.isatty():
-        raise ValueError("there is no terminal to ask on; --yes accepts the tools as shown without asking")
-    if not sure and not ask_person("May a gateway show these tools as they are now?"):
+        raise ValueError("there is no terminal to ask on; --yes accepts what is shown without asking")
+    if not sure and not ask_person("May a gateway show these as they are now?"):
         say("runner allow: nothing is recorded; they stay withheld")
         return _DECLINED
     ToolRecord.at(tools_folder(environ)).accept(identity, changes)
@@ -74,7 +74,7 @@ def ask_about_tools(
 
 def change_lines(change: ToolChange) -> Iterator[str]:
     """A diff of each field that differs, in lines that can be printed."""
-    yield f"{'changed' if change.before else 'new'}: {_visible(change.name)}"
+    yield f"{'changed' if change.before else 'new'}: {_visible(label(change.name))}"
     try:
         old = json.loads(change.before) if change.before else {}
         new = json.loads(change.after)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,7 @@ def run(args: argparse.Namespace) -> int:
 def _show(text: str) -> None:
     """A terminal gets no control sequences of the plugin's."""
     if sys.stdout.isatty():
-        text = "".join(line if line == "\n" else printable(line) for line in text.splitlines(keepends=True))
+        parts = re.split(r"([\n\t])", text)
+        text = "".join(part if part in ("\n", "\t") else printable(part) for part in parts)
     sys.stdout.write(text)
     sys.stdout.flush()

@@ -10,6 +10,7 @@ from runner.cli.serving.fleet_option import HELP as HELP_FLEET
 from runner.cli.serving.fleet_option import fleet_verb, with_fleet
 from runner.cli.serving.socket_option import add_socket, ask
 from runner.cli.shared.table import print_table
+from sandbox.document.diagnostic import printable
 from sandbox.units import format_duration
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(found))
         return 0
     print_table(_TITLES, [_row(each) for each in found["plugins"]])
+    for fault in found["configuration"]:  # what is not served, and why
+        print(printable(f"{fault['path']}: {fault['message']}"))
     return 0
 
 

@@ -169,6 +169,12 @@ def _gateway(settings_file: str | None) -> DoorMount:
         settings = GatewaySettings() if settings_file is None else read_settings(settings_file)
     except DocumentError as error:
         raise ValueError("\n".join(each.text() for each in error.diagnostics)) from None
+    if settings.folders:
+        name = next(iter(settings.folders))
+        raise ValueError(
+            f"--gateway-settings {settings_file}: [plugins.{name}] is for runner gateway; a daemon has"
+            f" --settings for this: write folder under [{name}] there"
+        )
 
     def load() -> Any:
         try:

@@ -3,6 +3,9 @@
 Each section is sent whole when it has changed. A reader that is slow misses versions, not sections, so that
 nothing waits for it. Samples of memory and calls are taken whether somebody looks or not, so that the plots
 have a past.
+
+Nothing of orgs is shown: not their bindings, which are plugins of the supervisor, nor their callers. A
+session is a caller on the network.
 """
 
 from __future__ import annotations
@@ -21,12 +24,12 @@ import trio
 from runner import __version__
 from runner.ledger.file import LedgerFile, LedgerUnusable
 from runner.ledger.ledger import Ledger
-from runner.ledger.rows import AuditRow, InvocationRow
+from runner.ledger.rows import BINDING, AuditRow, InvocationRow
 from runner.lifecycle.spec import Status
 from runner.lifecycle.supervisor import Supervisor
 from runner.protocol.dialect import Notice, Progress
 from runner.serve.desk import Desk
-from runner.serve.metrics import LiveUsage, Metrics, usage_below
+from runner.serve.metrics import BINDINGS, LiveUsage, Metrics, usage_below
 from runner.serve.peer import VISITOR
 from runner.serve.roster import Roster
 from sandbox.speed.value import NamedTuple
@@ -73,7 +76,7 @@ class Board:
 
     def hear(self, plugin: str, event: Notice | Progress) -> None:
         """A plugin's network connection has ended, or there is advice about one that was refused."""
-        if isinstance(event, Notice) and event.kind in ("network", "advice"):
+        if isinstance(event, Notice) and event.kind in ("network", "advice") and not _is_of_org(plugin):
             heard = {"at": time.time(), "plugin": plugin, **event.value}
             (self._network if event.kind == "network" else self._advice).append(heard)
 
@@ -109,11 +112,10 @@ class Board:
     async def _sample(self) -> None:
         number = 0
         while True:
-            statuses = self._supervisor.plugins()
-            roots = {each.name: each.pids for each in statuses}
+            roots = {each.name: each.pids for each in self._plugins()}
             self._usage = await trio.to_thread.run_sync(usage_below, roots)
             memory = {name: usage.memory for name, usage in self._usage.items() if usage.memory}
-            ended = dict(self._metrics.ended)
+            ended = {name: count for name, count in self._metrics.ended.items() if name != BINDINGS}
             calls = {
                 name: more for name, all_ in ended.items() if (more := all_ - self._counted.get(name, 0))
             }
@@ -142,15 +144,15 @@ class Board:
     async def _make_sections(self) -> None:
         made: dict[str, Any] = {
             "daemon": self._daemon(),
-            "plugins": [self._plugin(each) for each in self._supervisor.plugins()[:_MOST_PLUGINS]],
+            "plugins": [self._plugin(each) for each in self._plugins()[:_MOST_PLUGINS]],
             "fleet": self._fleet(),
             "questions": [_cut(dict(each)) for each in islice(self.questions(), _MOST_ROWS)],
         }
         with suppress(LedgerUnusable):  # the daemon's section says so
-            rows = await self._ledger.do(LedgerFile.invocations, None, None, None, _MOST_ROWS)
+            rows = await self._ledger.do(LedgerFile.invocations_of_no_org, _MOST_ROWS)
             made["calls"] = [_call(row) for row in rows]
-            refusals = await self._ledger.do(LedgerFile.audit, "refusal", _MOST_AUDITED)
-            arrivals = await self._ledger.do(LedgerFile.audit, "connection", _MOST_AUDITED)
+            refusals = await self._ledger.do(LedgerFile.audit_of_no_org, "refusal", _MOST_AUDITED)
+            arrivals = await self._ledger.do(LedgerFile.audit_of_no_org, "connection", _MOST_AUDITED)
             made["refusals"] = [*self._denials(), *_audited(row for row in refusals if not row.plugin)]
             made["connections"] = [*self._heard(self._network), *_audited(arrivals)]
         told = False
@@ -168,6 +170,9 @@ class Board:
         self._changed = trio.Event()
 
     # --- sections -------------------------------------------------------------------------------------------
+
+    def _plugins(self) -> list[Status]:
+        return [each for each in self._supervisor.plugins() if not _is_of_org(each.name)]
 
     def _daemon(self) -> dict[str, Any]:
         status = "draining" if self._desk.draining else "degraded" if self._ledger.fault else "ok"
@@ -222,7 +227,7 @@ class Board:
     def _denials(self) -> list[dict[str, Any]]:
         """What plugins asked for and do not get, with the command that allows it."""
         found = []
-        for status in self._supervisor.plugins()[:_MOST_PLUGINS]:
+        for status in self._plugins()[:_MOST_PLUGINS]:
             for each in self._roster.judgement(status.name).denials[:_MOST_ROWS]:
                 found.append(
                     {
@@ -255,6 +260,10 @@ class Board:
     def _heard(self, rows: deque[dict[str, Any]]) -> list[dict[str, Any]]:
         """The newest first."""
         return [_cut(row) for row in reversed(rows)]
+
+
+def _is_of_org(plugin: str) -> bool:
+    return plugin.startswith(BINDING)
 
 
 def _call(row: InvocationRow) -> dict[str, Any]:

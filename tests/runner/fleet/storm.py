@@ -82,7 +82,7 @@ class Storm:
             state.mkdir(mode=0o700)
             self._caller.give(state)
         settings = self._folder / f"settings{number}.toml"
-        settings.write_text(f'[counter]\nstate_dir = "{state}"\n')
+        settings.write_text(f'[counter]\nfolder = "plugins/counter"\nstate_dir = "{state}"\n')
         settings.chmod(0o644)
         more = ("--settings", str(settings))
         name, slots = f"w{number}", self._plan.slots

@@ -81,6 +81,9 @@ FAULTS: Mapping[str, str] = {
     "[remotes.a]\nurl = 'https://x.example/mcp'\ntoken = 'abc'": ":3:1: literal_token: token: a token does",
     "[remotes.a]\nurl = 'https://me:pw@x.example/mcp'": ":2:1: bad_url: url has to begin with https://",
     "[remotes.a]\ntoken_file = 'x'": ":1:10: missing_key: the remote 'a' has no url",
+    "[plugins.a]\nfoldr = 'x'": ":2:1: unknown_key: there is no key 'foldr' here",
+    "[plugins.a]": ":1:10: missing_key: the table of 'a' has no folder",
+    "[plugins.a]\nfolder = 1": ":2:1: wrong_type: folder has to be a text",
     "trust_first = 1": ":1:1: wrong_type: trust_first has to be true or false",
     "x = [": ": toml_syntax: ",
 }
@@ -100,6 +103,8 @@ def test_settings(tmp_path: Path) -> None:
     other = settings.client("b")
     assert other.sees_plugin("b") and other.shown_as("a__x") == "y" and other.meant_by("y") == "a__x"
     assert other.meant_by("a__x") == ""  # the old name is gone
+    path.write_text('[plugins.a]\nfolder = "p/a"\n[plugins.b]\nfolder = "/b"\n')
+    assert read_settings(str(path)).folders == {"a": f"{tmp_path}/p/a", "b": "/b"}
     path.chmod(0o666)
     with pytest.raises(DocumentError, match="settings_untrusted"):
         read_settings(str(path))
@@ -134,6 +139,7 @@ class FakeSource:
     """A plugin whose list arrives when the test says so."""
 
     passes = True
+    moved = False
     maker = None
 
     def __init__(self, name: str) -> None:
@@ -213,13 +219,42 @@ async def test_a_slow_plugin_keeps_nobody_back(
     assert "'u' is withheld" in said[-1] and "accept it" not in said[-1]
     # One that is gone is not shown, and only the plugin of a name is asked for it.
     sources.remove(slow)
-    sources.append(FakeSource("quick"))  # a remote server may have a plugin's name
     await catalogue.reload()
-    await listed(catalogue)
-    assert [each for each in said if "left out" in each] == [
-        "quick is left out: quick has the same short name"
-    ]
     assert await catalogue.find("tools", "slow__t") is None
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_a_name_that_two_have_stays_with_the_one_that_had_it_or_is_nobodys(
+    nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    """A plugin chooses its name, so that it can be made to have the short form of another one's."""
+
+    def source(name: str, identity: str) -> FakeSource:
+        made = FakeSource(name)
+        made.identity = made.look = made.mark = identity
+        made.tools = [{"name": identity, "inputSchema": {"type": "object"}}]
+        made.ready.set()
+        return made
+
+    first, hostile, remote = source("mail", "first"), source("mail", "hostile"), source("mail", "remote")
+    remote.maker = remote  # type: ignore[assignment]
+    sources, said = [hostile], list[str]()
+
+    def catalogue() -> Catalogue:
+        return Catalogue(nursery, lambda: sources, ToolRecord.at(tmp_path / "tools"), said.append)
+
+    assert await listed(catalogue()) == ["mail__hostile"]  # the control: alone, it is shown
+    one = catalogue()
+    sources[:] = [first]
+    assert await listed(one) == ["mail__first"]
+    sources[:] = [hostile, first]
+    assert await listed(one) == ["mail__first"]
+    assert said == ["mail is left out: mail has the same name or short name"]
+    assert await listed(catalogue()) == []  # at the beginning, neither the order nor a race decides
+    sources[:] = [hostile, first, remote]  # the settings name the server elsewhere
+    for each in (one, catalogue()):
+        assert await listed(each) == ["mail__remote"]
     nursery.cancel_scope.cancel()
 
 

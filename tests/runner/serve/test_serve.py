@@ -228,6 +228,16 @@ def check_verbs(caller: Caller, served: Served) -> None:
         assert served.ask("POST", "/deliveries", hook)[0] == 202
         assert any(b'"delivery_id"' in line for line in following.stdout)
         following.send_signal(signal.SIGINT)
+    # On a terminal: lines are lines, and what a terminal would obey is not.
+    ours, terminal = os.openpty()
+    with open(ours, "rb", buffering=0) as screen:
+        done = caller.start("logs", "--socket", served.socket, "acme.devkit", stdout=terminal)
+        os.close(terminal)
+        told = b""
+        with done, contextlib.suppress(OSError):  # of a terminal that nobody has open any more
+            while part := screen.read(4096):
+                told += part
+    assert done.returncode == 0 and told.count(b"\r\n") > 0 and b"\\n" not in told, told
 
 
 @contextlib.contextmanager
@@ -431,7 +441,9 @@ def test_command_lines_that_are_refused(runner_as: Caller, shelf: Path, write_fi
     ledger = ("--ledger", str(shelf / "run/ledger.db"))
     control = shelf / "run/control.toml"
     control.write_text("trusted = 'x'\n")
-    runner_as.give(control)
+    named = write_file(shelf / "run/gateway.toml", '[plugins.mail]\nfolder = "x"\n', 0o600)
+    for path in (control, named):
+        runner_as.give(path)
     rows: list[tuple[tuple[str, ...], tuple[int, str]]] = [
         (("serve",), (2, "--config DIR|FILE, --control FILE, or both")),
         ((*at, "--control", str(shelf / "none")), (2, "none: there is no such file")),
@@ -448,6 +460,7 @@ def test_command_lines_that_are_refused(runner_as: Caller, shelf: Path, write_fi
         ((*at, "--drain", "soon"), (2, "--drain")),
         ((*at, "--policy", ""), (2, "--policy: its value is empty")),
         ((*at, "--settings", str(shelf / "none")), (2, "none: there is no such file")),
+        ((*at, "--gateway-settings", str(named)), (2, "[plugins.mail] is for runner gateway")),
         ((*at, "--ledger", str(open_folder / "ledger.db")), (10, "is not used")),
     ]
 

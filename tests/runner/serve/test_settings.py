@@ -5,19 +5,24 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from runner.serve.client import NoDaemon
-from runner.serve.settings import Settings, read_settings
+from runner.serve.settings import PluginSettings, ServedPlugin, Settings
 from tests.conftest import ROOT, Caller, descendants, vanished
 from tests.runner.serve.served import Served, serving
 from tests.runner.serve.test_serve import event
 from tests.tables import check_rows, wait_for
 
-CONTRACTS = {"notes": "kaged", "acme.devkit": "vai", "words": "rune"}
+PLUGINS = {
+    "notes": ServedPlugin("kaged", "/plugins/notes"),
+    "acme.devkit": ServedPlugin("vai", "/plugins/devkit"),
+    "words": ServedPlugin("rune", "/plugins/words"),
+}
 SECRET = "sk-5f1c9d0e7b"
 BINDING = {
     "binding_id": "bind_1",
@@ -31,11 +36,16 @@ BINDING = {
 HOOK = {**BINDING, "binding_id": "bind_2", "export_id": "notify", "secrets": {}}
 
 
-def read(folder: Path, text: str) -> Settings:
+def read(folder: Path, text: str, *, whose: bool = True) -> Settings:
+    """`whose`: the last table says which folder it is for."""
     path = folder / "settings.toml"
-    path.write_text(text)
+    path.write_text(f'{text}\nfolder = "x"\n' if whose else text)
     path.chmod(0o644)
-    return read_settings(str(path), CONTRACTS, {"TOKEN": SECRET, "EMPTY": ""})
+    return read_file(path, {"TOKEN": SECRET, "EMPTY": ""})
+
+
+def read_file(path: Path, environ: Mapping[str, str]) -> Settings:
+    return PluginSettings(str(path), environ).read(PLUGINS)
 
 
 @pytest.fixture
@@ -154,7 +164,7 @@ def test_faults_are_told_with_their_place_and_without_secrets(folder: Path) -> N
 
 
 def test_a_table_of_no_plugin_is_told_and_the_others_count(folder: Path) -> None:
-    found = read(folder, "[acme.devkit]\nparked = 1\n[wrods]\n[words]\nparked = 2")
+    found = read(folder, "[acme.devkit]\nparked = 1\n[wrods]\n[words]\nparked = 2", whose=False)
     assert not found.faulty and found.plugins == {"words": {"parked": 2}}
     assert [(each.line, each.hint) for each in found.diagnostics] == [
         (1, 'write ["acme.devkit"], in quotes'),
@@ -162,28 +172,59 @@ def test_a_table_of_no_plugin_is_told_and_the_others_count(folder: Path) -> None
     ]
 
 
+def test_what_is_given_away_names_the_folder_that_it_is_for(folder: Path) -> None:
+    rows = {
+        '[notes]\nsecrets = {token = "@key"}': "secrets",
+        '[notes]\nlimits = {memory = "64M"}\nconfig = {store = 1}': "config",
+        '[notes]\nproject = "work"': "project",
+        '["acme.devkit"]\ngateway_token = "@key"': "gateway_token",
+        '[words]\nargs = ["a"]\nstate_dir = "s"': "args",
+        '[words]\nenv = {A = "b"}': "env",
+        '[words]\nstate_dir = "s"': "state_dir",
+        '[words]\nlimits = {memory = "64M"}\nparked = 1\neager = true\nnumbers = {idle = 1.0}': "",
+    }
+
+    def check(text: str, key: str) -> None:
+        found = read(folder, text, whose=False)
+        [*told] = [f"{each.rule}: {each.message}; {each.hint}" for each in found.diagnostics]
+        wanted = f"settings_folder: {key}: the table does not say which folder it is for"
+        assert found.faulty is bool(key) and [each.startswith(wanted) for each in told] == [True] * bool(key)
+        assert not key or 'write folder = "/plugins/' in told[0]
+        assert not read(folder, text).faulty  # the control
+
+    check_rows(rows, check)
+    settings = '[notes]\nfolder = "plugins/notes"\n[words]\nfolder = "/w"\n[other]\nparked = 1\n'
+    (folder / "settings.toml").write_text(settings)
+    read_folders = PluginSettings(str(folder / "settings.toml"), {}).folders()
+    assert read_folders == {"notes": f"{folder}/plugins/notes", "words": "/w"}
+    for wrong in ("5", '""'):
+        assert read(folder, f"[notes]\nfolder = {wrong}", whose=False).faulty
+
+
 def test_settings_that_others_can_change_are_not_used(folder: Path) -> None:
     assert not read(folder, "[notes]").faulty  # the control
     (folder / "settings.toml").chmod(0o666)
-    found = read_settings(str(folder / "settings.toml"), CONTRACTS, {})
+    found = read_file(folder / "settings.toml", {})
     assert found.faulty and "can be written by its group or by everybody" in found.diagnostics[0].message
     (folder / "settings.toml").chmod(0o644)
     os.rename(folder / "settings.toml", folder / "real.toml")
     os.symlink(folder / "real.toml", folder / "settings.toml")
-    assert not read_settings(str(folder / "settings.toml"), CONTRACTS, {}).faulty
+    assert not read_file(folder / "settings.toml", {}).faulty
     (folder / "real.toml").chmod(0o666)
-    assert read_settings(str(folder / "settings.toml"), CONTRACTS, {}).faulty
+    assert read_file(folder / "settings.toml", {}).faulty
 
 
 # --- a daemon -----------------------------------------------------------------------------------------------
 
 SETTINGS = """
 [quirks]
+folder = "plugins/kaged_quirks"
 config = "config.json"
 secrets = {token = "@key"}
 state_dir = "state"
 
 ["acme.devkit"]
+folder = "plugins/vai_devkit"
 binding = "bindings.json"
 secrets = {api_key = "@key"}
 

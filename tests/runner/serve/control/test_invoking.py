@@ -13,7 +13,8 @@ from runner.contracts.vai.binding import is_selected
 from runner.launch.remote import forkserver
 from tests.runner.serve.control.market import TOKENS, Answered, ControlHouse, open_market
 from tests.runner.serve.control.plane import put_devkit
-from tests.runner.serve.house import TOKEN
+from tests.runner.serve.house import TOKEN, request
+from tests.runner.serve.page.test_sessions import begin, made_code, secrets_of
 
 pytestmark = [pytest.mark.launches, pytest.mark.usefixtures("nothing_left")]
 EVENT = {"type": "run.completed", "subject": {"kind": "run", "id": "run_1"}, "summary": {}}
@@ -218,13 +219,36 @@ async def _what_others_see(ask: ControlHouse, delivery: str) -> None:
         assert (await ask(method, each, org=TOKEN.decode(), tcp=True)).code == "unknown_plugin"
     assert (await ask("GET", path)).status == 200  # it does exist
     listed = await ask("GET", "/plugins", org=TOKEN.decode(), tcp=True)
-    assert listed.document == {"plugins": []}
+    assert listed.document["plugins"] == []
     asked = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n"
     by_token = await ask.door.ask(f"{asked}Authorization: Bearer {TOKEN.decode()}\r\n\r\n".encode(), tcp=True)
     by_operator = await ask.door.ask(f"{asked}\r\n".encode())
     assert b'plugin="bindings"' in by_token and b"bind_" not in by_token and b"bind_" in by_operator
+    # Nor does the page, which is a caller on the network. What the operator sees is the control.
+    await ask("GET", "/nowhere", org="alpha")
+    shown_by_page = await _shown_by_page(ask)
+    for word in ("bind_", "binding:", "org:", *TOKENS):
+        assert word not in json.dumps(shown_by_page), (word, shown_by_page)
+    assert "uid:" in json.dumps(shown_by_page["connections"]) and shown_by_page["samples"]
+    told = [(await ask("GET", path)).document for path in ("/plugins", "/calls", "/audit?most=1000")]
+    assert all("org:" in json.dumps(each) or "binding:" in json.dumps(each) for each in told)
     assert (await ask("GET", f"/deliveries/{delivery}", org=TOKEN.decode(), tcp=True)).status == 404
     assert (await ask("GET", f"/deliveries/{delivery}")).status == 200
+
+
+async def _shown_by_page(ask: ControlHouse) -> dict[str, Any]:
+    """The sections that the page's stream begins with."""
+    cookie, key = secrets_of(await begin(ask.door, await made_code(ask.door)))
+    shown = (f"Host: 127.0.0.1:{ask.door.tcp}", f"Cookie: {cookie.split(';')[0]}", f"Runner-Page: {key}")
+    async with await ask.door.connect(tcp=True) as stream:
+        await stream.send_all(request("/page/stream", *shown))
+        raw = b""
+        while not (b"event: connections" in raw and b"event: samples" in raw and raw.endswith(b"\n\n\r\n")):
+            raw += await stream.receive_some(1 << 16)
+    return {
+        block.split("\n")[0]: json.loads(block.split("\ndata: ")[1].split("\n")[0])
+        for block in raw.decode().split("event: ")[1:]
+    }
 
 
 async def _events(ask: ControlHouse, names: dict[str, str]) -> str:
