@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from runner.ledger.rows import cut
 from runner.outcome import outcome_document
 from runner.protocol.dialect import CallEnd
 from runner.serve.control.database import MOST_ROWS, BindingRow, RecordRow
@@ -47,7 +48,7 @@ def record_row(
         "started_at": _written(end.began),
         "ended_at": _written(end.ended),
         "binding_revision": binding.revision,
-        "outcome": {key: outcome[key] for key in ("code", "phase", "cause", "message")},
+        "outcome": {key: cut(outcome[key]) for key in ("code", "phase", "cause", "message")},
         "granted": _chosen(report.get("grant"), _GRANTED),
         "exit": _chosen(report.get("exit"), ("code", "signal", "ended_by", "forced")),
         "usage": _usage(report, input_bytes),

@@ -156,7 +156,8 @@ def check_refusals(served: Served) -> None:
         (("GET", "/calls/none", None), (404, "no_such_call")),
         (("GET", "/deliveries?state=lost", None), (400, "invalid_query")),
         (("GET", "/deliveries/none", None), (404, "no_such_delivery")),
-        (("POST", "/deliveries/none/repeat", None), (409, "delivery_conflict")),
+        (("POST", "/deliveries/none/repeat", None), (404, "no_such_delivery")),
+        (("DELETE", "/deliveries/none", None), (404, "no_such_delivery")),
         (("POST", "/deliveries", {"plugin": "greeter"}), (400, "invalid_delivery")),
         (("POST", "/deliveries", {"plugin": "x", "hook": "y", "event": {}}), (404, "unknown_plugin")),
     ]
