@@ -181,9 +181,11 @@ class LedgerFile(SqliteFile):
         place = "keys", call.caller, call.plugin
         if self._over_share(*place) is None:
             return
-        # Keys whose time is over are kept as long as nobody needs their room.
+        # Keys whose time is over are kept as long as nobody needs their room. Some are enough for this one.
         self._connection.execute(
-            "DELETE FROM invocations WHERE key IS NOT NULL AND ended < ?", (self._kept_since(),)
+            "DELETE FROM invocations WHERE id IN (SELECT id FROM invocations"
+            " WHERE key IS NOT NULL AND ended < ? ORDER BY ended LIMIT ?)",
+            (self._kept_since(), _PRUNED_AT_ONCE),
         )
         if (taken := self._over_share(*place)) is not None:
             raise KeysFull(
