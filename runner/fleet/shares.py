@@ -101,6 +101,14 @@ class FleetShares:
         own = used[user]
         return own + size <= (most - (used.total() - own)) * SHARE
 
+    def used(self) -> dict[str, dict[str, int]]:
+        """The bytes of each user, by room."""
+        today = _today()
+        return {
+            user: {room.name: self._used(user, room, today) for room in ROOMS}
+            for user in sorted(self._counts)
+        }
+
     def _used(self, user: str, room: SharedRoom, today: int) -> int:
         days = self._counts.get(user, {}).get(room.name, {})
         stored = sum(size for day, size in days.items() if _counts(room, day, today))

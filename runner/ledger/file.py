@@ -299,7 +299,16 @@ class LedgerFile(SqliteFile):
             "SELECT IFNULL(MAX(attempt), 0) FROM invocations WHERE delivery = ?", (delivery.id,)
         ).fetchone()
         row = DeliveryRow(
-            *delivery[:_SAME], "queued", made, made, now, now, None, None, None, delivery.poster
+            *(delivery.id, delivery.plugin, delivery.hook, delivery.event, delivery.context),
+            state="queued",
+            attempt=made,
+            round=made,
+            created=now,
+            due=now,
+            ended=None,
+            code=None,
+            reason=None,
+            poster=delivery.poster,
         )
         self._connection.execute(f"INSERT INTO deliveries VALUES ({', '.join('?' * len(row))})", row)
         self._require_room_to_wait(row)

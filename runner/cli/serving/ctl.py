@@ -38,14 +38,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " in flight and ends the daemon; open prints a link to its page that works once, within a minute, and"
         " opens it on a desktop; remove drops a delivery that waits or is dead. With --fleet: init makes the"
         " streams; dead lists dead letters, show and repeat one of them; quarantine holds a plugin and drain"
-        " a worker, release lets them go on; cancel ends a call",
+        " a worker, release lets them go on; cancel ends a call; remove drops all calls of a submitter that"
+        " wait",
     )
     parser.add_argument(
         "name",
         metavar="NAME",
         nargs="?",
         help="the plugin; runner ps lists them. With remove: the id of a delivery. Of a fleet: the plugin,"
-        " worker, dead letter or call",
+        " worker, dead letter, call or submitter",
     )
     parser.add_argument("--fleet", metavar="URL|FILE", help=f"act on a fleet: {HELP_FLEET}")
     parser.add_argument(
@@ -108,7 +109,7 @@ def _act_on_fleet(args: argparse.Namespace) -> int:
     from runner.fleet import operate
 
     action, name = args.action, args.name
-    if action not in (*_OF_FLEETS, "drain"):
+    if action not in (*_OF_FLEETS, *_OF_DELIVERIES, "drain"):
         raise ValueError(f"{action} is about a daemon: leave out --fleet")
     if (name is None) != (action in ("init", "dead")):
         raise ValueError(f"write runner ctl {action}{'' if name else ' NAME'} --fleet URL")
@@ -130,6 +131,8 @@ def _act_on_fleet(args: argparse.Namespace) -> int:
         print(json.dumps(with_fleet(args.fleet, operate.dead_letter, name), indent=2))
     elif action == "repeat":
         print(printable(with_fleet(args.fleet, operate.repeat, name)))
+    elif action == "remove":
+        with_fleet(args.fleet, operate.remove_waiting, name)
     elif action == "cancel":
         with_fleet(args.fleet, lambda it: it.cancel(name))
     else:

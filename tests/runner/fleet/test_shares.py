@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runner.fleet import operate
+from runner.fleet import names, operate
 from runner.fleet.client import FleetClient, new_call, open_client
 from runner.fleet.connection import read_address
 from runner.fleet.shares import DEAD, LEDGER, FleetShares, added_to, decode_counts
@@ -104,6 +104,12 @@ def test_a_submitter_that_fills_what_all_share_stops_only_itself(
                         await worker._measure_rooms()
                 await bob.submit(plain.plugin, new_call("plain", "put", call="stopped"))
                 assert "nearly full" in worker.presence()["reason"] and await bob.result("stopped") is None
+                # An operator sees who it is, and can remove what waits.
+                seen = await operate.overview(it.client)
+                assert seen["submitters"]["alice"]["ledger"] > 5 * seen["submitters"]["bob"]["ledger"] > 0
+                assert seen["streams"][names.CALLS]["messages"] == 1
+                await operate.remove_waiting(it.client, "bob")
+                assert (await operate.overview(it.client))["streams"][names.CALLS]["messages"] == 0
 
     with bus_in(tmp_path / "bus", make=False) as bus:
         bus.make(sizes=FleetSizes(megabytes=1))
