@@ -132,13 +132,13 @@ class FleetShares:
     async def tell(self) -> None:
         """Add what was written to the bucket. What cannot be told now is told later."""
         for user in sorted({user for user, _ in self._added}):
-            added = {room.name: self._added.pop((user, room.name), 0) for room in ROOMS}
+            added = {room.name: self._added[user, room.name] for room in ROOMS}
             try:
                 done = await self._store(user, added)
             except (nats.errors.Error, TimeoutError):
                 done = False
-            if not done:
-                self._added.update({(user, name): size for name, size in added.items() if size})
+            if done:  # until then it counts as added, and for a moment twice rather than never
+                self._added -= Counter({(user, name): size for name, size in added.items()})
 
     async def _store(self, user: str, added: Mapping[str, int]) -> bool:
         subject = names.entry(names.SHARES, user)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NAME = "serve"
 HELP = "keep plugins alive and serve calls to them on a socket"
 EXAMPLE = "runner serve --config ./plugins --config ./my-plugin"
-_LEAST_LEDGER, _MOST_LEDGER = 16 << 20, 1 << 40
+_LEAST_LEDGER, _MOST_LEDGER = 64 << 20, 1 << 40  # calls in flight alone may take 20 MiB
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -245,7 +245,7 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
     except ValueError as error:
         raise ValueError(f"--ledger-size {args.ledger_size}: {error}") from None
     if not _LEAST_LEDGER <= size <= _MOST_LEDGER:
-        raise ValueError(f"--ledger-size {args.ledger_size}: write a size from 16M to 1T")
+        raise ValueError(f"--ledger-size {args.ledger_size}: write a size from 64M to 1T")
     token = b"" if args.token_file is None else read_token(args.token_file)
     tls = _tls(args)
     listeners += take_sockets(os.environ)

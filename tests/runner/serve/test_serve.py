@@ -450,6 +450,8 @@ def test_command_lines_that_are_refused(runner_as: Caller, shelf: Path, write_fi
         ((*at, "--policy", ""), (2, "--policy: its value is empty")),
         ((*at, "--settings", str(shelf / "none")), (2, "none: there is no such file")),
         ((*at, "--ledger", str(open_folder / "ledger.db")), (10, "is not used")),
+        ((*at, *ledger, "--ledger-size", "1M"), (2, "from 64M to 1T")),
+        ((*at, *ledger, "--ledger-size", "much"), (2, "is not a size")),
     ]
 
     def check(words: tuple[str, ...], wanted: tuple[int, str]) -> None:
