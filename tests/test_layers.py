@@ -166,6 +166,7 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.fleet.connection",
             "runner.fleet.entries",
             "runner.fleet.operate",
+            "runner.fleet.shares",
             "runner.fleet.streams",
             "runner.fleet.worker",
         )

@@ -97,6 +97,7 @@ class FleetClient:
         self._user = self.address.user
         self._waiting: dict[str, asyncio.Queue[Msg]] = {}  # by the last part of the inbox
         self._ends: dict[str, asyncio.Event] = {}  # by key
+        self._refused: dict[str, CallAnswer] = {}  # by key: why a durable call does not begin
         self._progress: dict[str, OnProgress] = {}
         self._inbox = ""
         self._listed: tuple[float, list[dict[str, Any]]] = (0.0, [])
@@ -112,7 +113,11 @@ class FleetClient:
             queue.put_nowait(message)
 
     async def _on_done(self, message: Msg) -> None:
-        if (event := self._ends.get(message.subject.rpartition(".")[2])) is not None:
+        key = message.subject.rpartition(".")[2]
+        if (event := self._ends.get(key)) is not None:
+            found = _json(message.data) if message.data else None
+            if isinstance(found, dict) and (refused := _answer_of({"document": None, **found})) is not None:
+                self._refused[key] = refused
             event.set()
 
     async def _on_progress(self, message: Msg) -> None:
@@ -221,6 +226,8 @@ class FleetClient:
                     pause = min(pause * 1.5, _MOST_LOOK_SECONDS)
                 told = event.is_set()
                 event.clear()
+                if (refused := self._refused.pop(call.key, None)) is not None:
+                    return refused
                 try:
                     entry = await self.result(call.id)
                 except NoFleet:
@@ -254,6 +261,7 @@ class FleetClient:
                         lost = True
         finally:
             self._ends.pop(call.key, None)
+            self._refused.pop(call.key, None)
 
     def _encoded(self, call: FleetCall) -> bytes:
         """What a worker would not take is not sent: nobody would answer it. Raises Refused."""

@@ -55,6 +55,7 @@ class Held(NamedTuple):
 
     entry: LedgerEntry
     revision: int
+    size: int = 0  # in bytes, if it was written now
 
 
 _TEXT, _NUMBER, _MAP = (str,), (int, float), (dict, type(None))
@@ -117,7 +118,7 @@ class FleetLedger:
         while True:
             try:
                 revision = await put_if(self._js, names.entry(names.LEDGER, f"{user}.{key}"), raw, last)
-                return None if revision is None else Held(entry, revision)
+                return None if revision is None else Held(entry, revision, len(raw))
             except (nats.errors.Error, TimeoutError) as error:
                 if last == 0 and isinstance(error, nats.js.errors.APIError) and error.err_code in FULL:
                     raise LedgerFull(str(error.description)) from None
@@ -128,9 +129,8 @@ class FleetLedger:
                 if (0 if found is None else found.revision) != last:
                     return None
 
-    async def publish(self, subject: str, document: dict[str, Any], *, once: bool = False) -> None:
+    async def publish(self, subject: str, raw: bytes, *, once: bool = False) -> None:
         """Publish until a server says that it is stored. `once`: only if the subject has no message yet."""
-        raw = json.dumps(document).encode()
         while True:
             try:
                 await (put_if(self._js, subject, raw, 0) if once else self._js.publish(subject, raw))

@@ -13,12 +13,14 @@ AUDIT = "RUNNER_AUDIT"
 LEDGER = "runner_calls"  # buckets
 WORKERS = "runner_workers"
 FLAGS = "runner_flags"
+SHARES = "runner_shares"
 
 BEAT_SECONDS = 5.0  # between signs of life of a worker, and of a call that it runs
 LOST_SECONDS = 15.0  # without one: a call is free for other workers
 GONE_SECONDS = 20.0  # without one: a worker is not listed
 MOST_BODY_BYTES = 512 << 10  # of a call, and of its answer: twice fits into a message of NATS (1 MiB)
 MOST_ATTEMPTS = 5
+MOST_FILLED = 0.9  # of the ledger, before no durable call begins: those that run need room for their ends
 MOST_SECONDS = 86400.0  # until a deadline
 USUAL_SECONDS = 3600.0
 GROUP = "workers"  # the queue group: each call goes to one of them

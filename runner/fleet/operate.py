@@ -13,6 +13,7 @@ from runner.fleet import names
 from runner.fleet.client import FleetClient, FleetPlugin, plugins_of
 from runner.fleet.connection import NoFleet, words_of
 from runner.fleet.messages import encode_call, stored_call
+from runner.fleet.shares import FleetShares
 from runner.fleet.streams import NO_STREAMS
 from runner.protocol import wire
 from runner.serve.refusal import Refused
@@ -51,7 +52,7 @@ def _queue(plugin: FleetPlugin) -> dict[str, Any]:
 
 
 async def overview(client: FleetClient) -> dict[str, Any]:
-    """`queues`, and how full the streams are. For operators. Raises NoFleet."""
+    """`queues`, how full the streams are, and who has how much of them. For operators. Raises NoFleet."""
     found = await queues(client)
     streams = {}
     try:
@@ -59,9 +60,23 @@ async def overview(client: FleetClient) -> dict[str, Any]:
             info = await client.js.stream_info(stream)
             most = {"most_bytes": info.config.max_bytes, "most_messages": info.config.max_msgs}
             streams[stream] = {"messages": info.state.messages, "bytes": info.state.bytes, **most}
+        shares = FleetShares(client.js)
+        await shares.read()
     except (nats.errors.Error, TimeoutError) as error:
         raise NoFleet(f"the servers do not tell how full the streams are: {words_of(error)}") from None
-    return {**found, "streams": streams}
+    return {**found, "streams": streams, "submitters": shares.used()}
+
+
+async def remove_waiting(client: FleetClient, user: str) -> None:
+    """Remove all durable calls of a user that wait. Raises Refused and NoFleet."""
+    if not names.is_token(user):
+        raise Refused(400, "invalid_name", f"{user[:200]!a} is not the name of a submitter")
+    try:
+        await client.js.purge_stream(names.CALLS, subject=names.durable(user, "*"))
+    except nats.js.errors.NotFoundError:
+        raise NoFleet(NO_STREAMS.format(names.CALLS)) from None
+    except (nats.errors.Error, TimeoutError) as error:
+        raise NoFleet(f"the calls that wait were not removed: {words_of(error)}") from None
 
 
 async def dead_letters(client: FleetClient) -> list[dict[str, Any]]:

@@ -70,6 +70,8 @@ def stream_configs(sizes: FleetSizes) -> list[StreamConfig]:
     # Longer than a deadline may be: a call is ended by its deadline, not by its age.
     calls = kept(names.CALLS, names.durable("*", "*"), 7, most, max_msgs=sizes.calls)
     calls.retention, calls.discard = RetentionPolicy.WORK_QUEUE, DiscardPolicy.NEW
+    # Of one user for one plugin, so that a plugin that nobody serves does not stop all others.
+    calls.max_msgs_per_subject, calls.discard_new_per_subject = max(1, sizes.calls // 4), True
     # Ended longer ago than any call can wait in the stream, so that no call is begun a second time.
     ledger = bucket(names.LEDGER, max_age=14 * _DAY, max_bytes=most, max_msg_size=1 << 20)
     return [
@@ -82,6 +84,7 @@ def stream_configs(sizes: FleetSizes) -> list[StreamConfig]:
         # In memory, and replicated like all: workers write them again every few seconds.
         bucket(names.WORKERS, max_age=names.GONE_SECONDS, storage=StorageType.MEMORY, max_bytes=64 << 20),
         bucket(names.FLAGS, max_bytes=4 << 20, max_msg_size=4096),
+        bucket(names.SHARES, max_age=31 * _DAY, max_bytes=4 << 20, max_msg_size=4096),
     ]
 
 
@@ -124,7 +127,8 @@ async def require_streams(js: JetStreamContext, *wanted: str, seconds: float = 0
                 raise NoFleet(NO_STREAMS.format(name)) from None
             except (nats.errors.Error, TimeoutError) as error:
                 if time.monotonic() > last:
-                    message = f"the servers do not tell about the stream {name}: {words_of(error)}"
+                    hint = "has this user the permissions of this version (policies/nats/fleet.conf)?"
+                    message = f"the servers do not tell about the stream {name}: {words_of(error)}; {hint}"
                     raise NoFleet(message) from None
             await asyncio.sleep(_PAUSE_SECONDS)
 

@@ -26,6 +26,7 @@ from runner.fleet.connection import Connected, NoFleet
 from runner.fleet.crossing import AsyncioThread, CancelledOnTrio
 from runner.fleet.entries import FleetLedger, Held, LedgerEntry, LedgerFull
 from runner.fleet.messages import BadMessage, FleetCall, decode_call
+from runner.fleet.shares import DEAD, LEDGER, FleetShares, SharedRoom
 from runner.fleet.shelf import Offer, Performed, PluginShelf, repeat_of
 from runner.fleet.streams import consumer_config, read_bucket, require_streams
 from runner.ledger.retry import Schedule, next_try
@@ -39,8 +40,8 @@ _BEGIN_SECONDS = 60.0  # for servers that do not answer yet
 _POLL_SECONDS = 1.0  # between looks for calls that nobody announced
 _FLAG_SECONDS = 10.0  # between readings of the flags; a change is told at once
 _PULL_SECONDS = 5.0
+_SHARE_BEATS = 12  # between readings of all shares; a change is told at once
 _MOST_FETCHED = 32  # at once
-_MOST_FILLED = 0.9  # of the ledger, before no durable call begins: those that run need room for their ends
 _MOST_CANCELLED = 1000  # calls of a user that are not here, and must not begin when they come
 _MOST_USERS = 1000
 _MOST_REASON = 1000  # characters
@@ -103,6 +104,8 @@ class FleetWorker:
         self._nc, self._js, self._address = bus
         self._thread, self._shelf, self._options, self._say = thread, shelf, options, say
         self._ledger = FleetLedger(self._js)
+        self._shares = FleetShares(self._js)
+        self._told_full: set[tuple[str, str]] = set()  # users and rooms, since the shares were read
         self._state: WorkerState = "ready"
         self._reason = ""
         self._since = time.time()
@@ -128,14 +131,18 @@ class FleetWorker:
 
     async def run(self, ready: Callable[[], None]) -> None:
         """Work until this task is cancelled. Raises NoFleet if the streams are missing."""
-        await require_streams(self._js, f"KV_{names.FLAGS}", seconds=_BEGIN_SECONDS)
+        buckets = (f"KV_{names.FLAGS}", f"KV_{names.SHARES}")
+        await require_streams(self._js, *buckets, seconds=_BEGIN_SECONDS)
         if await self._ask(self._options.name, "-", "-") is not None:
             raise NoFleet(f"a worker of the name {self._options.name} is in the fleet; use another --name")
         await self._nc.subscribe(f"{self._inbox}.*", cb=self._on_pulled)
         await self._nc.subscribe("runner.cancel.*.*", cb=self._on_cancel)
         await self._nc.subscribe(names.ask(self._options.name, "*", "*"), cb=self._on_ask)
         await self._nc.subscribe(names.entry(names.FLAGS, ">"), cb=self._on_flag)
+        await self._nc.subscribe(names.entry(names.SHARES, "*"), cb=self._shares.on_change)
         await self._read_flags()
+        await self._shares.read()
+        await self._measure_rooms()
         self.refresh()
         await self._subscribe()
         await self._show()
@@ -174,6 +181,7 @@ class FleetWorker:
             running.cancel(_DRAINED)
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=names.LOST_SECONDS)
+        await self._shares.tell()
         await self._audit("ended", {})
         await self._forget()
 
@@ -217,18 +225,25 @@ class FleetWorker:
 
     async def _follow_ledger(self) -> None:
         """Not in `_beat`: signs of life do not wait for an answer."""
-        while True:
-            await self._measure_ledger()
+        for number in count(1):
+            await self._shares.tell()
+            if number % _SHARE_BEATS == 0:
+                await self._shares.read()  # of what was changed, something may not have been heard
+                self._told_full.clear()
+            await self._measure_rooms()
             await asyncio.sleep(names.BEAT_SECONDS)
 
-    async def _measure_ledger(self) -> None:
-        """If it cannot be measured, what is known counts."""
+    async def _measure_rooms(self) -> None:
+        """If they cannot be measured, what is known counts."""
         try:
+            letters = await self._js.stream_info(names.DEAD)
             info = await self._js.stream_info(f"KV_{names.LEDGER}")
         except (nats.errors.Error, TimeoutError):
             return
         had, most = self._has_room, info.config.max_bytes or 0
-        self._has_room = most <= 0 or info.state.bytes <= most * _MOST_FILLED
+        self._shares.measured(LEDGER, most)
+        self._shares.measured(DEAD, letters.config.max_bytes or 0)
+        self._has_room = most <= 0 or info.state.bytes <= most * names.MOST_FILLED
         if had and not self._has_room:
             self._say(f"{_FULL}; runner ps --fleet shows how full it is")
         elif self._has_room and not had:
@@ -596,14 +611,30 @@ class FleetWorker:
     async def _bury_bad(self, message: Msg, user: str, offer: Offer, why: str) -> None:
         key = f"bad~{message.metadata.sequence.stream}"
         letter = {"id": key, "user": user, "plugin": offer.name, "digest": offer.digest, "reason": why}
-        try:
-            await self._js.publish(names.dead(user, key), json.dumps({**letter, "at": time.time()}).encode())
-        except (nats.errors.Error, TimeoutError):
-            return  # it comes again
+        raw = json.dumps({**letter, "at": time.time()}).encode()
+        if self._within_share(user, DEAD, len(raw)):
+            try:
+                await self._js.publish(names.dead(user, key), raw)
+            except (nats.errors.Error, TimeoutError):
+                return  # it comes again
+            self._shares.add(user, DEAD, len(raw))
         await _quietly(message.term())
+
+    def _within_share(self, user: str, room: SharedRoom, size: int = 0) -> bool:
+        if self._shares.has_room(user, room, size):
+            return True
+        if (user, room.name) not in self._told_full:
+            self._told_full.add((user, room.name))
+            what = "no durable call of it begins" if room is LEDGER else "no dead letter of it is kept"
+            self._say(f"the submitter {user} has its share of the fleet's {room.name}: {what}")
+        return False
 
     async def _serve_durable(self, user: str, call: FleetCall, offer: Offer) -> None:
         running = self._running[user, call.key]
+        # One that has begun is seen to, whoever has room.
+        if not self._within_share(user, LEDGER) and await self._ledger.read(user, call.key) is None:
+            await self._refuse(running, user, call)
+            return
         try:
             held = await self._begin(running, user, call, offer)
         except LedgerFull as full:
@@ -631,6 +662,18 @@ class FleetWorker:
             return
         await self._end(running, user, call, offer, held, done)
 
+    async def _refuse(self, running: _Running, user: str, call: FleetCall) -> None:
+        """It does not begin, and nothing is written: its user has no room. Who waits for it is told."""
+        message = f"the durable calls of {user} have taken their share of the fleet's ledger"
+        hint = (
+            f"an entry is kept for {LEDGER.days} days: come back later, or call without --durable and --key"
+        )
+        outcome = Outcome("overloaded", "call", message, "share", hint)
+        told = {"status": STATUS[outcome.code], "document": outcome_error(outcome, id=call.id)}
+        await _quietly(self._nc.publish(names.done(user, call.key), json.dumps(told).encode()))
+        if running.message is not None:
+            await _quietly(running.message.term())
+
     def _pause(self, call: FleetCall, done: Performed, attempt: int) -> float | None:
         """Seconds until a call that did not succeed is tried again. None: it is not."""
         if done.fate == "elsewhere":
@@ -651,6 +694,7 @@ class FleetWorker:
             )
             held = await self._ledger.write(user, call.key, mine, last)
             if held is not None:
+                self._shares.add(user, LEDGER, held.size)
                 return held
             found = await self._ledger.read(user, call.key)
             if found is None:
@@ -721,7 +765,9 @@ class FleetWorker:
             dead=None if done.fate == "ended" else done.outcome.message[:_MOST_REASON],
         )
         written = await self._ledger.write(user, call.key, entry, held.revision)
-        if written is None:
+        if written is not None:
+            self._shares.add(user, LEDGER, written.size)
+        else:
             # Another worker took this one for dead and ended the call, or began it again.
             self._counts["late"] += 1
             await self._audit("late", {"id": call.id, "user": user, "code": done.outcome.code})
@@ -738,9 +784,12 @@ class FleetWorker:
             row = {key: (entry.record or {}).get(key) for key in ("plugin", "digest", "code", "attempt")}
             # Written by us it may be longer than as it came: 1e9 becomes 1000000000.0.
             whole = {"call": call._asdict()} if len(json.dumps(call.input)) <= _MOST_KEPT_BYTES else {}
-            letter = {**told, **row, **whole}
-            await self._ledger.publish(names.dead(user, call.key), letter, once=True)
-        await self._ledger.publish(names.record(user, call.key), entry.record or {})
+            letter = json.dumps({**told, **row, **whole}).encode()
+            if self._within_share(user, DEAD, len(letter)):
+                await self._ledger.publish(names.dead(user, call.key), letter, once=True)
+                self._shares.add(user, DEAD, len(letter))
+        record = json.dumps(entry.record or {}).encode()
+        await self._ledger.publish(names.record(user, call.key), record)
         await _quietly(self._nc.publish(names.done(user, call.key), b""))
         if running.message is not None:
             await _quietly(running.message.ack())

@@ -15,7 +15,8 @@ import json
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from runner.ledger.retry import Schedule, longest_pause, next_try
 from runner.ledger.rows import (
@@ -34,7 +35,9 @@ from runner.ledger.rows import (
     EndOfCall,
     InvocationRow,
     KeyReused,
+    KeysFull,
     Verdict,
+    cut,
     digest,
     has_place,
     hook_id,
@@ -50,28 +53,53 @@ from runner.ledger.sqlite_file import (
 )
 from sandbox.speed.value import NamedTuple
 
-_MOST_ROWS = 1000  # of one list
+MOST_ROWS = 1000  # of one list
+MOST_LIST_BYTES = 4 << 20  # of its texts, and one row more
 _DAY_SECONDS = 86400.0
 _LOWERED_TO = 0.9  # of the size at which rows are removed
 _PRUNED_AT_ONCE = 500
 _MOST_ANSWER_BYTES = 256 << 10
-_MOST_WAITING = 0.25  # of the size, for deliveries that have not ended: only what has ended is removed
 _MOST_AUDITED = 100_000  # rows of one kind: strangers who are refused, and orgs, must not push out others'
 _MOST_LOOKED_THROUGH = 2000  # rows that are not wanted
 _ROW_BYTES = 300  # of a row, without what follows
 _AUDITED = "what || IIF(caller LIKE 'org:%', caller, '')"  # rows of the audit that share a bound
-# What may be removed: table, time, condition, whose it is, and its bytes.
-_ENDED = (
-    ("audit", "at", "TRUE", _AUDITED, "LENGTH(caller) + LENGTH(detail)"),
-    (
-        *("invocations", "accepted", "ended IS NOT NULL", "caller"),
-        "IFNULL(LENGTH(record), 0) + IFNULL(LENGTH(answer), 0)",
+# A key that must not be forgotten yet. What it stands for is not called again, so that its row stays; its
+# answer and record may go.
+_KEPT = "(key IS NOT NULL AND repeated_by IS NULL AND ended >= :kept)"
+_OF_CALLS = "caller || ' ' || plugin"
+_CALL_BYTES = "IFNULL(LENGTH(record), 0) + IFNULL(LENGTH(answer), 0)"
+
+
+class _Removable(NamedTuple):
+    """Rows that may be removed."""
+
+    table: str
+    at: str
+    condition: str
+    owner: str  # whose rows they are
+    size: str
+    act: str
+
+
+_REMOVABLE = (
+    _Removable(
+        *("audit", "at", "TRUE", _AUDITED, f"LENGTH(caller) + LENGTH(detail) + {_ROW_BYTES}"),
+        "DELETE FROM audit WHERE id = ?",
     ),
-    (
-        *("deliveries", "created", "state IN ('acked', 'dead')", "plugin"),
-        "LENGTH(event) + LENGTH(context)",
+    _Removable(
+        *("invocations", "accepted", f"ended IS NOT NULL AND NOT {_KEPT}", _OF_CALLS),
+        *(f"{_CALL_BYTES} + {_ROW_BYTES}", "DELETE FROM invocations WHERE id = ?"),
+    ),
+    _Removable(
+        *("invocations", "accepted", f"{_KEPT} AND IFNULL(record, answer) IS NOT NULL", _OF_CALLS),
+        *(_CALL_BYTES, "UPDATE invocations SET record = NULL, answer = NULL WHERE id = ?"),
+    ),
+    _Removable(
+        *("deliveries", "created", "state IN ('acked', 'dead')", "poster || ' ' || plugin"),
+        *(f"LENGTH(event) + LENGTH(context) + {_ROW_BYTES}", "DELETE FROM deliveries WHERE id = ?"),
     ),
 )
+_SAME = 5  # fields of a delivery that are the same if it is the same one
 _LOST = "the daemon ended before the call did"
 
 
@@ -80,10 +108,16 @@ class LedgerUnusable(DatabaseUnusable):
 
 
 class LedgerBounds(NamedTuple):
-    """How large the ledger may become. Only what has ended is removed."""
+    """How large the ledger may become. Only what has ended is removed, and keys only after their time."""
 
     days: float = 30.0
-    size: int = 256 << 20  # bytes of the database, without its log
+    size: int = 1 << 30  # bytes of the database, without its log
+    key_hours: float = 24.0  # after the end of its call, that a key is surely known
+    keys: float = 0.5  # of the size, for the keys that must not be forgotten yet
+    waiting: float = 0.0625  # of the size, for deliveries that have not ended
+    # What one caller may have of the room that other callers leave it; and what its calls of, or deliveries
+    # to, one plugin may have of what its others leave.
+    share: float = 0.75
 
 
 class Acceptance(NamedTuple):
@@ -121,16 +155,11 @@ class LedgerFile(SqliteFile):
         self._bounds = bounds
         self.clock = clock
         self._chance = chance
-        # Bytes of deliveries that have not ended, by their owners. None: not counted yet.
-        self._waiting: Counter[str] | None = None
-
-    def undone(self) -> None:
-        self._waiting = None
 
     # --- calls ----------------------------------------------------------------------------------------------
 
     def accept(self, call: Accepted) -> Acceptance:
-        """Write a call before it runs. Raises KeyReused if its key belongs to another call.
+        """Write a call before it runs. Raises KeyReused if its key belongs to another call, and KeysFull.
 
         The same call with the same key is not run again, unless it never ran, or its outcome was lost and its
         effect class says that it may be repeated."""
@@ -144,7 +173,44 @@ class LedgerFile(SqliteFile):
             self._connection.execute(
                 "UPDATE invocations SET repeated_by = ? WHERE id = ?", (call.id, known.id)
             )
-        return Acceptance(self._insert(call), True)
+        row = self._insert(call)
+        if call.key is not None:
+            self._require_room_for_key(call)
+        return Acceptance(row, True)
+
+    def _require_room_for_key(self, call: Accepted) -> None:
+        """Raises KeysFull."""
+        place = "keys", call.caller, call.plugin
+        if self._over_share(*place) is None:
+            return
+        # Keys whose time is over are kept as long as nobody needs their room. Some are enough for this one.
+        self._connection.execute(
+            "DELETE FROM invocations WHERE id IN (SELECT id FROM invocations"
+            " WHERE key IS NOT NULL AND ended < ? ORDER BY ended LIMIT ?)",
+            (self._kept_since(), _PRUNED_AT_ONCE),
+        )
+        if (taken := self._over_share(*place)) is not None:
+            raise KeysFull(
+                f"the idempotency keys of {call.caller} for the plugin {call.plugin} have taken their share"
+                f" of the ledger ({taken} bytes), and none may be forgotten yet"
+            )
+
+    def _kept_since(self) -> float:
+        return self.clock() - self._bounds.key_hours * 3600
+
+    def _over_share(self, room: str, owner: str, plugin: str) -> int | None:
+        """How many bytes of a room an owner has for a plugin, if they are more than its share. None: they are
+        not. With the last row, which is undone if they are."""
+        query = (
+            "SELECT SUM(bytes), SUM(IIF(owner = ?2, bytes, 0)),"
+            " SUM(IIF(owner = ?2 AND plugin = ?3, bytes, 0)) FROM shares WHERE room = ?1"
+        )
+        total, own, here = self._connection.execute(query, (room, owner, plugin)).fetchone()
+        most = (self._room(room) - (total - own)) * self._bounds.share
+        return None if here <= (most - (own - here)) * self._bounds.share else int(here)
+
+    def _room(self, room: str) -> int:
+        return int(self._bounds.size * (self._bounds.keys if room == "keys" else self._bounds.waiting))
 
     def _by_key(self, call: Accepted) -> InvocationRow | None:
         found = self._connection.execute(
@@ -200,15 +266,24 @@ class LedgerFile(SqliteFile):
         return None if found is None else InvocationRow(*found)
 
     def invocations(
-        self, plugin: str | None = None, code: str | None = None, caller: str | None = None, most: int = 100
+        self,
+        plugin: str | None = None,
+        code: str | None = None,
+        caller: str | None = None,
+        most: int = 100,
+        after: str | None = None,
     ) -> list[InvocationRow]:
-        """The newest calls first."""
+        """The newest calls first, without their answers. `after`: those that follow the call of this id. The
+        list ends early if it `is_long`."""
+        columns = ", ".join(name if name != "answer" else "NULL" for name in InvocationRow._fields)
         rows = self._connection.execute(
-            "SELECT * FROM invocations WHERE (?1 IS NULL OR plugin = ?1) AND (?2 IS NULL OR code = ?2)"
-            " AND (?3 IS NULL OR caller = ?3) ORDER BY accepted DESC, id LIMIT ?4",
-            (plugin, code, caller, min(most, _MOST_ROWS)),
+            f"SELECT {columns} FROM invocations WHERE (?1 IS NULL OR plugin = ?1)"
+            " AND (?2 IS NULL OR code = ?2) AND (?3 IS NULL OR caller = ?3)"
+            " AND (?5 IS NULL OR (accepted, id) < (SELECT accepted, id FROM invocations WHERE id = ?5))"
+            " ORDER BY accepted DESC, id DESC LIMIT ?4",
+            (plugin, code, caller, min(most, MOST_ROWS), after),
         )
-        return [InvocationRow(*row) for row in rows]
+        return _bounded(map(InvocationRow._make, rows))
 
     def invocations_of_no_org(self, most: int) -> list[InvocationRow]:
         """The newest calls first, without those of orgs and of their bindings, of which a bounded number is
@@ -228,13 +303,28 @@ class LedgerFile(SqliteFile):
         another one has its id, DeliveryTooLarge and DeliveriesFull."""
         known = self.delivery(delivery.id)
         if known is not None:
-            if tuple(known[: len(delivery)]) != tuple(delivery):
+            if tuple(known[:_SAME]) != tuple(delivery[:_SAME]):
                 raise DeliveryConflict(f"the delivery {delivery.id!a} exists with another event or hook")
             return known
-        self._make_room(delivery)
         now = self.clock()
-        row = DeliveryRow(*delivery, "queued", 0, 0, now, now, None, None, None)
+        # A delivery of this id may have been removed, and its attempts are still there.
+        (made,) = self._connection.execute(
+            "SELECT IFNULL(MAX(attempt), 0) FROM invocations WHERE delivery = ?", (delivery.id,)
+        ).fetchone()
+        row = DeliveryRow(
+            *(delivery.id, delivery.plugin, delivery.hook, delivery.event, delivery.context),
+            state="queued",
+            attempt=made,
+            round=made,
+            created=now,
+            due=now,
+            ended=None,
+            code=None,
+            reason=None,
+            poster=delivery.poster,
+        )
         self._connection.execute(f"INSERT INTO deliveries VALUES ({', '.join('?' * len(row))})", row)
+        self._require_room_to_wait(row)
         return row
 
     def enqueue_all(self, event: Delivery, hooks: Sequence[tuple[str, str]]) -> list[DeliveryRow]:
@@ -263,7 +353,7 @@ class LedgerFile(SqliteFile):
             self.enqueue(
                 Delivery(
                     hook_id(event.id, plugin, hook, named=bool(event.plugin)),
-                    *(plugin, hook, event.event, event.context),
+                    *(plugin, hook, event.event, event.context, event.poster),
                 )
             )
             for plugin, hook in hooks
@@ -275,29 +365,19 @@ class LedgerFile(SqliteFile):
         return [DeliveryRow(*row) for row in self._connection.execute(query, (event,))]
 
     def _require_possible(self, size: int) -> None:
-        most = int(self._bounds.size * _MOST_WAITING)
+        most = int(self._room("waiting") * self._bounds.share**2)
         if size > most:
-            message = f"it takes {size} bytes for all its hooks, and all deliveries that wait have {most}"
+            message = f"it takes {size} bytes for all its hooks, and one caller may let {most} wait"
             raise DeliveryTooLarge(message)
 
-    def _make_room(self, delivery: Delivery | DeliveryRow) -> None:
-        """Count a delivery among those that wait. Raises DeliveryTooLarge and DeliveriesFull."""
-        if self._waiting is None:
-            self._waiting = Counter()
-            for row in self._connection.execute(
-                "SELECT * FROM deliveries WHERE state IN ('queued', 'running')"
-            ):
-                self._waiting[owner_of(DeliveryRow(*row))] += _size(DeliveryRow(*row))
-        owner, size, waiting = owner_of(delivery), _size(delivery), self._waiting.total()
-        self._require_possible(size)
-        most = self._bounds.size * _MOST_WAITING
-        if waiting + size > most:
-            raise DeliveriesFull(f"deliveries of {waiting} bytes wait, and there is no room for {size} more")
-        own = self._waiting[owner]
-        if owner != delivery.plugin and own + size > (most - (waiting - own)) / 2:
-            message = f"deliveries of {own} bytes wait for the org, which is its share of the room"
-            raise DeliveriesFull(message)
-        self._waiting[owner] += size
+    def _require_room_to_wait(self, row: DeliveryRow) -> None:
+        """Raises DeliveryTooLarge and DeliveriesFull."""
+        if (taken := self._over_share("waiting", row.poster, row.plugin)) is not None:
+            self._require_possible(len(row.event) + len(row.context))
+            raise DeliveriesFull(
+                f"deliveries of {row.poster} to the plugin {row.plugin} would take {taken} bytes, which is"
+                " more than their share of the room for what waits"
+            )
 
     def claim(
         self,
@@ -357,11 +437,9 @@ class LedgerFile(SqliteFile):
         if verdict == "retry":
             due = next_try(self._schedule, row.attempt - row.round, now, self._chance())
         state: DeliveryState = "queued" if due is not None else "acked" if verdict == "acked" else "dead"
-        if state != "queued" and self._waiting is not None:
-            self._waiting -= Counter({owner_of(row): _size(row)})
         self._connection.execute(
             "UPDATE deliveries SET state = ?, due = ?, ended = ?, code = ?, reason = ? WHERE id = ?",
-            (state, due, None if due is not None else now, code, reason, row.id),
+            (state, due, None if due is not None else now, code, cut(reason), row.id),
         )
         return state
 
@@ -375,25 +453,45 @@ class LedgerFile(SqliteFile):
             raise DeliveryConflict(
                 f"the delivery {delivery!a} is {row.state}; only a dead one can be repeated"
             )
-        self._make_room(row)
         changed = row._replace(state="queued", round=row.attempt, due=self.clock(), ended=None)
         self._connection.execute(
             "UPDATE deliveries SET state = 'queued', round = ?, due = ?, ended = NULL WHERE id = ?",
             (changed.round, changed.due, delivery),
         )
+        self._require_room_to_wait(changed)
         return changed
+
+    def remove(self, delivery: str, caller: str) -> DeliveryRow:
+        """Remove a delivery that does not run, and note who did. Raises DeliveryConflict."""
+        row = self.delivery(delivery)
+        if row is None:
+            raise DeliveryConflict(f"there is no delivery {delivery!a}")
+        if row.state == "running":
+            raise DeliveryConflict(f"an attempt of the delivery {delivery!a} runs now")
+        self._connection.execute("DELETE FROM deliveries WHERE id = ?", (delivery,))
+        self.note(
+            "removal",
+            caller,
+            row.plugin,
+            json.dumps({"delivery": row.id, "hook": row.hook, "state": row.state}),
+        )
+        return row
 
     def delivery(self, name: str) -> DeliveryRow | None:
         found = self._connection.execute("SELECT * FROM deliveries WHERE id = ?", (name,)).fetchone()
         return None if found is None else DeliveryRow(*found)
 
-    def deliveries(self, state: DeliveryState | None = None, most: int = 100) -> list[DeliveryRow]:
-        """The oldest deliveries first."""
+    def deliveries(
+        self, state: DeliveryState | None = None, most: int = 100, after: str | None = None
+    ) -> list[DeliveryRow]:
+        """The oldest deliveries first. `after`: those that follow the delivery of this id. The list ends
+        early if it `is_long`."""
         rows = self._connection.execute(
-            "SELECT * FROM deliveries WHERE ?1 IS NULL OR state = ?1 ORDER BY created, id LIMIT ?2",
-            (state, min(most, _MOST_ROWS)),
+            "SELECT * FROM deliveries WHERE (?1 IS NULL OR state = ?1) AND (?3 IS NULL OR (created, id) >"
+            " (SELECT created, id FROM deliveries WHERE id = ?3)) ORDER BY created, id LIMIT ?2",
+            (state, min(most, MOST_ROWS), after),
         )
-        return [DeliveryRow(*row) for row in rows]
+        return _bounded(map(DeliveryRow._make, rows))
 
     def next_due(self, busy: Sequence[str] = (), after: float = 0.0) -> float | None:
         """When the next delivery is due, after a time, but for those of the plugins that are `busy`."""
@@ -417,7 +515,7 @@ class LedgerFile(SqliteFile):
         """The newest rows first."""
         rows = self._connection.execute(
             "SELECT * FROM audit WHERE ?1 IS NULL OR what = ?1 ORDER BY id DESC LIMIT ?2",
-            (what, min(most, _MOST_ROWS)),
+            (what, min(most, MOST_ROWS)),
         )
         return [AuditRow(*row) for row in rows]
 
@@ -454,40 +552,78 @@ class LedgerFile(SqliteFile):
             )
         if self.used_bytes() <= self._bounds.size * _LOWERED_TO:
             return
-        while self.used_bytes() > self._bounds.size * _LOWERED_TO**2:
-            if not self._remove_from_largest():
-                return  # only what has not ended is left
+        target = self._bounds.size * _LOWERED_TO**2
+        shares = self._removable_bytes()
+        while shares and (excess := self.used_bytes() - target) > 0:
+            # Of whoever has most, so that none pushes out others.
+            largest = max(shares, key=lambda each: shares[each])
+            removed = self._remove_oldest(*largest, excess)
+            shares[largest] -= removed
+            if removed <= 0:
+                del shares[largest]
 
     def _remove_before(self, when: float) -> None:
-        for table, at, ended, *_ in _ENDED:
+        for table, at, condition, _, _, act in _REMOVABLE:
+            if not act.startswith("DELETE"):
+                continue  # only the rows themselves are removed by age
             # The clock may have been set forward, or the machine was off, since it was accepted.
-            since = "" if table == "audit" else " AND ended < ?1"
-            self._connection.execute(f"DELETE FROM {table} WHERE {at} < ?1 AND {ended}{since}", (when,))
-
-    def _remove_from_largest(self) -> bool:
-        """Remove the oldest rows of whoever has most bytes, so that none pushes out others. Returns False if
-        there are none."""
-        shares = [
-            (*found, table, at, ended, of)
-            for table, at, ended, of, size in _ENDED
-            for found in self._connection.execute(
-                f"SELECT SUM({size} + {_ROW_BYTES}) AS bytes, {of} FROM {table} WHERE {ended}"
-                f" GROUP BY {of} ORDER BY bytes DESC LIMIT 1"
+            since = "" if table == "audit" else " AND ended < :when"
+            self._connection.execute(
+                f"DELETE FROM {table} WHERE {at} < :when AND {condition}{since}",
+                {"when": when, "kept": self._kept_since()},
             )
-        ]
-        if not shares:
-            return False
-        _, owner, table, at, ended, of = max(shares)
-        self._connection.execute(
-            f"DELETE FROM {table} WHERE id IN (SELECT id FROM {table}"
-            f" WHERE {ended} AND {of} = ? ORDER BY {at} LIMIT ?)",
-            (owner, _PRUNED_AT_ONCE),
+
+    def _removable_bytes(self) -> Counter[tuple[_Removable, str]]:
+        """How much there is of each kind and owner."""
+        return Counter(
+            {
+                (each, owner): size
+                for each in _REMOVABLE
+                for owner, size in self._connection.execute(
+                    f"SELECT {each.owner}, SUM({each.size}) FROM {each.table}"
+                    f" WHERE {each.condition} GROUP BY 1",
+                    {"kept": self._kept_since()},
+                )
+            }
         )
-        return True
+
+    def _remove_oldest(self, of: _Removable, owner: str, bytes_wanted: float) -> int:
+        """Returns how many bytes the removed rows had."""
+        rows = self._connection.execute(
+            f"SELECT id, {of.size} FROM {of.table} WHERE {of.condition} AND {of.owner} = :owner"
+            f" ORDER BY {of.at} LIMIT {_PRUNED_AT_ONCE}",
+            {"kept": self._kept_since(), "owner": owner},
+        ).fetchall()
+        removed = 0
+        for name, size in rows:
+            if removed >= bytes_wanted:
+                break
+            self._connection.execute(of.act, (name,))
+            removed += size
+        return removed
 
 
-def _size(delivery: Delivery | DeliveryRow) -> int:
-    return len(delivery.event) + len(delivery.context)
+_Row = TypeVar("_Row", InvocationRow, DeliveryRow)
+
+
+def _bounded(rows: Iterable[_Row]) -> list[_Row]:
+    found: list[_Row] = []
+    size = 0
+    for row in rows:
+        found.append(row)
+        size += _text_bytes(row)
+        if size >= MOST_LIST_BYTES:
+            break
+    return found
+
+
+def is_long(rows: Sequence[InvocationRow] | Sequence[DeliveryRow]) -> bool:
+    """Whether a list ended early, though there may be more."""
+    return sum(map(_text_bytes, rows)) >= MOST_LIST_BYTES
+
+
+def _text_bytes(row: InvocationRow | DeliveryRow) -> int:
+    return sum(len(each) for each in row if isinstance(each, str))
 
 
 # --- opening ------------------------------------------------------------------------------------------------

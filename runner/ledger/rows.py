@@ -8,6 +8,7 @@ from collections import Counter
 from typing import Any, Literal
 
 from runner.ledger.sqlite_file import OrderRefusal
+from runner.outcome import Outcome, outcome_document
 from sandbox.speed.value import NamedTuple
 
 # How a call ends if its daemon died while it ran: nobody knows what it did.
@@ -59,6 +60,29 @@ class EndOfCall(NamedTuple):
     started: float | None = None  # when the plugin was asked; None: it was not
 
 
+MOST_TEXT = 16 << 10  # characters of a text of a plugin's: a message, a hint, a reason
+MOST_RECORD = 64 << 10  # bytes of a record
+_SHORT_TEXT = 1000  # characters, of which each of five texts may take twelve bytes in JSON
+
+
+def cut(text: str) -> str:
+    """A text as the ledger keeps it. It says so if it was longer."""
+    if len(text) <= MOST_TEXT:
+        return text
+    return f"{text[:MOST_TEXT]} … (cut here: it has {len(text)} characters)"
+
+
+def record_of(outcome: Outcome, invocation: Any) -> str:
+    """The record of a call, in JSON. `invocation`: that of the contract, which is left out if it is large."""
+    told = {name: cut(text) for name, text in outcome_document(outcome).items()}
+    record = json.dumps({"outcome": told, "invocation": invocation})
+    if len(record) <= MOST_RECORD:
+        return record
+    told = {name: text[:_SHORT_TEXT] for name, text in told.items()}
+    left_out = f"the rest of a record of {len(record)} bytes"
+    return json.dumps({"outcome": told, "invocation": None, "left_out": left_out})
+
+
 class InvocationRow(NamedTuple):
     """A row of the table. The fields are its columns, in their order."""
 
@@ -92,6 +116,7 @@ class Delivery(NamedTuple):
     hook: str
     event: str  # JSON
     context: str = "{}"  # JSON
+    poster: str = ""  # the caller whose it is: a caller's name, or org:ID. Empty: of an earlier version
 
 
 def hook_id(event: str, plugin: str, hook: str, *, named: bool = False) -> str:
@@ -135,6 +160,7 @@ class DeliveryRow(NamedTuple):
     ended: float | None
     code: str | None
     reason: str | None
+    poster: str = ""
 
 
 class AuditRow(NamedTuple):
@@ -154,12 +180,17 @@ class KeyReused(LedgerRefusal):
     """The idempotency key belongs to another call of the same caller."""
 
 
+class KeysFull(LedgerRefusal):
+    """The keys of this caller for this plugin have taken their share of the room, and none may be forgotten
+    yet."""
+
+
 class DeliveriesFull(LedgerRefusal):
-    """So much waits for delivery that it would take the room of other rows."""
+    """So much of this poster's waits for this plugin that it would take the room of others."""
 
 
 class DeliveryTooLarge(LedgerRefusal):
-    """It takes more room than all deliveries together may have."""
+    """It takes more room than one poster's deliveries may have, even if nothing else waits."""
 
 
 class DeliveryConflict(LedgerRefusal):

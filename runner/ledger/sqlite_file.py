@@ -77,9 +77,6 @@ class SqliteFile:
     def prune(self) -> None:
         """Remove what is too old or too much. Called now and then, and when the file is full."""
 
-    def undone(self) -> None:
-        """Called when an order or a transaction was undone: what was remembered of it is wrong."""
-
     # --- transactions ---------------------------------------------------------------------------------------
 
     def write(self, orders: Sequence[Order], *, durable: bool = False) -> list[Any]:
@@ -135,12 +132,10 @@ class SqliteFile:
                     results.append(order(self))
                 except OrderRefusal as refusal:
                     connection.execute("ROLLBACK TO one")
-                    self.undone()
                     results.append(refusal)
                 connection.execute("RELEASE one")
             connection.execute("COMMIT")
         except BaseException:
-            self.undone()
             if connection.in_transaction:  # after some errors SQLite has undone it already
                 connection.execute("ROLLBACK")
             raise

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from runner.ledger.file import LedgerUnusable
+from runner.ledger.file import LedgerBounds, LedgerUnusable
 from runner.ledger.ledger import Ledger, open_ledger
 from runner.lifecycle.supervisor import Supervisor, open_supervisor
 from runner.protocol.dialect import Notice, Progress
@@ -69,6 +69,7 @@ class ServeOptions(NamedTuple):
     policy: str | None = None
     settings: str | None = None
     drain_seconds: float = DRAIN_SECONDS
+    bounds: LedgerBounds = LedgerBounds()
     most_connections: int = MOST_CONNECTIONS
     body_seconds: float = 30.0
     most_body_bytes: int = 16 << 20
@@ -343,7 +344,7 @@ async def serve(options: ServeOptions, environ: Mapping[str, str], say: Callable
     """Run a daemon until it is told to end. Raises DatabaseUnusable if the ledger cannot be opened, or the
     database of the control plane, and ControlUnusable."""
     raise_descriptors()
-    async with open_ledger(options.ledger) as ledger, AsyncExitStack() as stack:
+    async with open_ledger(options.ledger, bounds=options.bounds) as ledger, AsyncExitStack() as stack:
         control = None
         if options.control is not None:  # before there is a nursery, which would wrap its exceptions
             from runner.serve.control.control import open_control

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 import time
@@ -14,11 +15,11 @@ import trio
 from runner.exceptions import PluginError, PluginFailure
 from runner.ledger.file import Attempt, LedgerUnusable
 from runner.ledger.ledger import Ledger
-from runner.ledger.rows import Delivery, EndOfCall, Verdict, owner_of
+from runner.ledger.rows import Delivery, EndOfCall, Verdict, owner_of, record_of
 from runner.library import Result
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.supervisor import Supervisor
-from runner.outcome import Outcome, outcome_document
+from runner.outcome import Outcome
 from runner.serve.desk import CallTarget, DoorCall
 from runner.serve.metrics import Metrics
 
@@ -107,7 +108,7 @@ class Deliveries:
             outcome = Outcome("internal", "call", f"{type(error).__name__}: {error}")
         finally:
             self._running -= Counter([owner_of(row)])
-            record = json.dumps({"outcome": outcome_document(outcome), "invocation": invocation})
+            record = record_of(outcome, invocation)
             with trio.CancelScope(shield=True):
                 await self._ledger.settle(
                     attempt, verdict, EndOfCall(outcome.code, record=record, started=started), outcome.message
@@ -168,6 +169,12 @@ def delivery_of(document: dict[str, Any]) -> Delivery:
         raise ValueError("event, and context if there is one, have to be objects")
     texts = (json.dumps(each, sort_keys=True) for each in (event, context))
     return Delivery(given["id"], given.get("plugin", ""), given.get("hook", ""), *texts)
+
+
+def posted_id(poster: str, given: str) -> str:
+    """The id in the ledger of what somebody by the network has given an id. Nobody else can take it first,
+    and plugins that remember ids do not take it for another's."""
+    return f"del_{hashlib.sha256(json.dumps([poster, given]).encode()).hexdigest()[:32]}"
 
 
 def type_of(document: dict[str, Any]) -> str:

@@ -13,11 +13,22 @@ import trio
 from runner.exceptions import PluginError, PluginFailure
 from runner.ledger.file import Acceptance, LedgerUnusable
 from runner.ledger.ledger import Ledger
-from runner.ledger.rows import UNKNOWN, Accepted, Digest, Effect, EndOfCall, InvocationRow, KeyReused, digest
+from runner.ledger.rows import (
+    UNKNOWN,
+    Accepted,
+    Digest,
+    Effect,
+    EndOfCall,
+    InvocationRow,
+    KeyReused,
+    KeysFull,
+    digest,
+    record_of,
+)
 from runner.library import Result
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.supervisor import Supervisor
-from runner.outcome import Outcome, outcome_document
+from runner.outcome import Outcome
 from runner.protocol.memory import size_of
 from runner.protocol.secrets import Secrets
 from runner.serve.metrics import Metrics
@@ -27,6 +38,7 @@ from sandbox.speed.value import NamedTuple
 
 MOST_CALLS = 1024
 _LARGE_BYTES = 256 << 10  # in memory
+_KEYS_SECONDS = 600.0  # until a caller whose keys have no room comes back
 _GIVEN_UP = Outcome("cancelled", "call", "the caller gave the call up", "given_up")
 _CANCELLED = Outcome("cancelled", "call", "the call was cancelled by DELETE", "deleted")
 _ENDING = Outcome("cancelled", "call", "the daemon ends", "draining")
@@ -139,6 +151,9 @@ class Desk:
             return await self._ledger.accept(call)
         except KeyReused as reused:
             raise Refused(409, "key_reused", str(reused), "use a new key for each call") from None
+        except KeysFull as full:
+            hint = "come back later, or call without a key; runner serve --ledger-size has room for more keys"
+            raise Refused(429, "overloaded", str(full), hint, retry_after=_KEYS_SECONDS) from None
         except LedgerUnusable as unusable:
             message = f"the call cannot be recorded, so it is not made: {unusable}"
             raise Refused(503, "ledger", message, unusable.hint, retry_after=5) from None
@@ -174,16 +189,14 @@ class Desk:
             del self._in_flight[row.id]
             if target is not None:
                 invocation = target.invocation
-            record = {"outcome": outcome_document(outcome), "invocation": invocation}
             body: str | None = None
             with trio.CancelScope(shield=True):
                 output = await off_loop_if_large(digest, value) if outcome.code == "ok" else Digest()
                 hiders.append(self._secrets(request))  # they may have changed meanwhile
                 if row.key is not None and answer is not None and not await _tells(answer, hiders):
                     body = await off_loop_if_large(json.dumps, [answer.status, answer.document])
-                await self._ledger.end(
-                    row.id, EndOfCall(outcome.code, output, json.dumps(record), body, started)
-                )
+                record = record_of(outcome, invocation)
+                await self._ledger.end(row.id, EndOfCall(outcome.code, output, record, body, started))
             self._metrics.call(row.plugin, outcome.code, outcome.cause, time.monotonic() - began)
         return answer
 
@@ -208,7 +221,7 @@ class Desk:
             if found.target is not None:
                 await found.target.abandon()
             outcome = _ENDING if self.draining else _GIVEN_UP
-            record = json.dumps({"outcome": outcome_document(outcome), "invocation": None})
+            record = record_of(outcome, None)
             await self._ledger.end(row.id, EndOfCall(outcome.code, Digest(), record, None, None))
             self._metrics.call(row.plugin, outcome.code, outcome.cause, 0.0)
 
@@ -259,7 +272,7 @@ def _earlier(row: InvocationRow) -> CallAnswer:
         return CallAnswer(409, error_document(UNKNOWN, message, hint, id=row.id), replayed)
     if row.answer is None:
         message = f"the call {row.id} with this key ended with {row.code}, and its answer was not kept"
-        message += ": it is too large, or has a secret in it"
+        message += ": it is too large, has a secret in it, or made room for others"
         return CallAnswer(410, error_document("answer_not_kept", message, id=row.id), replayed)
     status, document = json.loads(row.answer)
     return CallAnswer(status, document, replayed)

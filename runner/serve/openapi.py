@@ -50,6 +50,7 @@ class RoutePart(Protocol):
 
 
 _MOST = Parameter("most", "query", "how many rows, 100 if it is missing, 1000 at most", {"type": "integer"})
+_AFTER = Parameter("after", "query", "`next` of the answer before: the rows that follow")
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation("health", "GET", "/health", "Whether the daemon takes calls. 503 while it drains.", "Health"),
@@ -105,7 +106,7 @@ OPERATIONS: tuple[Operation, ...] = (
         (
             Parameter("plugin", "query", "only of this plugin"),
             Parameter("code", "query", "only with this outcome"),
-            _MOST,
+            *(_MOST, _AFTER),
         ),
     ),
     Operation("record", "GET", "/calls/{call}", "The record of one call.", "Record"),
@@ -121,17 +122,19 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         *("deliveries", "GET", "/deliveries", "Deliveries, the oldest first.", "Deliveries", 200),
-        (Parameter("state", "query", "queued, running, acked or dead"), _MOST),
+        (Parameter("state", "query", "queued, running, acked or dead"), _MOST, _AFTER),
         local=True,
     ),
-    Operation("delivery", "GET", "/deliveries/{delivery}", "One delivery.", "Delivery"),
+    Operation("delivery", "GET", "/deliveries/{delivery}", "One delivery, of the caller's own.", "Delivery"),
     Operation(
         *("repeat", "POST", "/deliveries/{delivery}/repeat", "Try a dead delivery again.", "Delivery", 202),
-        local=True,
+    ),
+    Operation(
+        *("remove", "DELETE", "/deliveries/{delivery}", "Remove a delivery that does not run.", "Removed"),
     ),
     Operation(
         *("audit", "GET", "/audit", "Grants, refusals and connections, the newest first.", "Audit", 200),
-        (Parameter("what", "query", "only grant, refusal, connection or control"), _MOST),
+        (Parameter("what", "query", "only grant, refusal, connection, control or removal"), _MOST),
         local=True,
     ),
     Operation(
@@ -211,7 +214,7 @@ _SCHEMAS: dict[str, Schema] = {
         attempt=_or_null("integer"),
         record=_or_null("object"),
     ),
-    "Calls": object_of("calls", calls=list_of("Record")),
+    "Calls": object_of("calls next", calls=list_of("Record"), next=_or_null("string")),
     "Event": {
         **object_of(
             "event",
@@ -226,10 +229,12 @@ _SCHEMAS: dict[str, Schema] = {
         **dict.fromkeys(("id", "plugin", "hook", "event", "context"), _TEXT),
         state={"type": "string", "enum": ["queued", "running", "acked", "dead"]},
         attempt={"type": "integer"},
+        poster=_TEXT,
     ),
+    "Removed": object_of("id removed", id=_TEXT, plugin=_TEXT, hook=_TEXT, removed={"type": "boolean"}),
     "Stored": {"oneOf": [{"$ref": f"#/components/schemas/{each}"} for each in ("Delivery", "Spread")]},
     "Spread": object_of("id deliveries", id=_TEXT, deliveries=list_of("Delivery")),
-    "Deliveries": object_of("deliveries", deliveries=list_of("Delivery")),
+    "Deliveries": object_of("deliveries next", deliveries=list_of("Delivery"), next=_or_null("string")),
     "Audit": object_of("audit", audit={"type": "array", "items": {"type": "object"}}),
 }
 

@@ -17,16 +17,24 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from runner.exceptions import PluginError, PluginFailure
-from runner.ledger.file import LedgerFile, LedgerUnusable
+from runner.ledger.file import MOST_ROWS, LedgerFile, LedgerUnusable, is_long
 from runner.ledger.ledger import Ledger
-from runner.ledger.rows import DeliveriesFull, Delivery, DeliveryConflict, DeliveryState, DeliveryTooLarge
+from runner.ledger.rows import (
+    DeliveriesFull,
+    Delivery,
+    DeliveryConflict,
+    DeliveryRow,
+    DeliveryState,
+    DeliveryTooLarge,
+    InvocationRow,
+)
 from runner.ledger.sqlite_file import DatabaseUnusable
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.supervisor import Supervisor
 from runner.serve.answers import Json, read_document, read_most
 from runner.serve.calling import answer_call, read_seconds, with_headers
 from runner.serve.control.database import ControlRefusal
-from runner.serve.deliveries import Deliveries, delivery_of, type_of
+from runner.serve.deliveries import Deliveries, delivery_of, posted_id, type_of
 from runner.serve.desk import Desk, DoorCall
 from runner.serve.event_stream import Emit, EventStream
 from runner.serve.metrics import CONTENT_TYPE, Metrics
@@ -128,7 +136,10 @@ class Routes:
             except UnknownPlugin as unknown:
                 refused = Refused(404, "unknown_plugin", str(unknown), "runner ps and GET /plugins list them")
             except DeliveriesFull as full:
-                hint = "deliver again later; runner ps shows what their plugins wait for"
+                hint = (
+                    "deliver again later, or remove some (DELETE /deliveries/ID); runner ps shows what their"
+                )
+                hint += " plugins wait for"
                 refused = Refused(429, "overloaded", str(full), hint, retry_after=60)
             except DeliveryConflict as conflict:
                 hint = "give each event an id of its own"
@@ -277,12 +288,10 @@ class Routes:
         )
 
     async def calls(self, request: Request) -> Response:
-        query = request.query_params
-        rows = await self._ledger.do(
-            LedgerFile.invocations,
-            *(query.get("plugin"), query.get("code"), _only_own(request), read_most(query.get("most"))),
-        )
-        return Json({"calls": [_row(row) for row in rows]})
+        query, most = request.query_params, read_most(request.query_params.get("most"))
+        asked = query.get("plugin"), query.get("code"), _only_own(request), most, query.get("after")
+        rows = await self._ledger.do(LedgerFile.invocations, *asked)
+        return Json({"calls": [_row(row) for row in rows], "next": _next(rows, most)})
 
     async def record(self, request: Request) -> Response:
         call = request.path_params["call"]
@@ -302,6 +311,9 @@ class Routes:
             raise Refused(400, "invalid_delivery", str(error)) from None
         if delivery.plugin and not self._roster.knows(delivery.plugin):
             raise UnknownPlugin(delivery.plugin)  # a binding's events come by the control plane
+        caller: str = request.scope["state"]["caller"]
+        own = delivery.id if is_local(caller) else posted_id(caller, delivery.id)
+        delivery = delivery._replace(id=own, poster=caller)
         if delivery.hook:
             answer = (await self._ledger.enqueue(delivery))._asdict()
         else:
@@ -323,25 +335,40 @@ class Routes:
         state = next((each for each in _STATES if each == word), None)
         if word is not None and state is None:
             raise Refused(400, "invalid_query", f"state is one of {', '.join(_STATES)}")
-        rows = await self._ledger.do(
-            LedgerFile.deliveries, state, read_most(request.query_params.get("most"))
-        )
-        return Json({"deliveries": [row._asdict() for row in rows]})
+        most = read_most(request.query_params.get("most"))
+        rows = await self._ledger.do(LedgerFile.deliveries, state, most, request.query_params.get("after"))
+        return Json({"deliveries": [row._asdict() for row in rows], "next": _next(rows, most)})
 
     async def delivery(self, request: Request) -> Response:
-        name = request.path_params["delivery"]
-        row = await self._ledger.do(LedgerFile.delivery, name)
-        if row is None or not self._sees(request, row.plugin):
-            raise Refused(404, "no_such_delivery", f"there is no delivery {name!a}")
-        return Json(row._asdict())
+        return Json((await self._own_delivery(request))._asdict())
+
+    async def _own_delivery(self, request: Request) -> DeliveryRow:
+        """The delivery that a request names: by its id, or by the one that the caller gave it. Those of
+        others do not exist, but for the operator. Raises Refused."""
+        name, caller = request.path_params["delivery"], _only_own(request)
+        for each in (name,) if caller is None else (name, posted_id(caller, name)):
+            row = await self._ledger.do(LedgerFile.delivery, each)
+            if row is not None and caller in (None, row.poster):
+                return row
+        raise Refused(404, "no_such_delivery", f"there is no delivery {name!a}")
 
     async def repeat(self, request: Request) -> Response:
+        row = await self._own_delivery(request)
         try:
-            row = await self._ledger.do(LedgerFile.repeat, request.path_params["delivery"])
+            row = await self._ledger.do(LedgerFile.repeat, row.id)
         except DeliveryConflict as conflict:
             raise Refused(409, "delivery_conflict", str(conflict)) from None
         self._deliveries.wake()
         return Json(row._asdict(), 202)
+
+    async def remove(self, request: Request) -> Response:
+        row = await self._own_delivery(request)
+        try:
+            row = await self._ledger.do(LedgerFile.remove, row.id, request.scope["state"]["caller"])
+        except DeliveryConflict as conflict:
+            hint = "wait until the attempt has ended, or stop the plugin: runner ctl stop NAME"
+            raise Refused(409, "delivery_conflict", str(conflict), hint) from None
+        return Json({"id": row.id, "plugin": row.plugin, "hook": row.hook, "removed": True})
 
     async def audit(self, request: Request) -> Response:
         query = request.query_params
@@ -395,6 +422,11 @@ def _row(row: Any) -> dict[str, Any]:
     found: dict[str, Any] = row._asdict()
     found.pop("answer")
     return {**found, "record": json.loads(found["record"] or "null")}
+
+
+def _next(rows: list[InvocationRow] | list[DeliveryRow], most: int) -> str | None:
+    """What `after` of the request for the next rows is; None: there are none."""
+    return rows[-1].id if rows and (len(rows) >= min(most, MOST_ROWS) or is_long(rows)) else None
 
 
 async def _not_found(request: Request) -> Response:

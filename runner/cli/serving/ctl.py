@@ -25,25 +25,28 @@ HELP = "start, stop, reset or reload a plugin of a daemon (runner serve), drain 
 EXAMPLE = "runner ctl reset notes"
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 _OF_PLUGINS = ("start", "stop", "reset", "reload")
+_OF_DELIVERIES = ("remove",)
 _OF_FLEETS = ("init", "dead", "show", "repeat", "quarantine", "release", "cancel")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
-        choices=(*_OF_PLUGINS, "drain", "open", *_OF_FLEETS),
+        choices=(*_OF_PLUGINS, "drain", "open", *_OF_DELIVERIES, *_OF_FLEETS),
         help="start it now; stop it until it is started; reset forgets its failures and ends its quarantine;"
         " reload reads its manifest again (without a NAME: the whole configuration); drain finishes the calls"
         " in flight and ends the daemon; open prints a link to its page that works once, within a minute, and"
-        " opens it on a desktop. With --fleet: init makes the streams; dead lists dead letters, show and"
-        " repeat one of them; quarantine holds a plugin and drain a worker, release lets them go on; cancel"
-        " ends a call",
+        " opens it on a desktop; remove drops a delivery that waits or is dead. With --fleet: init makes the"
+        " streams; dead lists dead letters, show and repeat one of them; quarantine holds a plugin and drain"
+        " a worker, release lets them go on; cancel ends a call; remove drops all calls of a submitter that"
+        " wait",
     )
     parser.add_argument(
         "name",
         metavar="NAME",
         nargs="?",
-        help="the plugin; runner ps lists them. Of a fleet: the plugin, worker, dead letter or call",
+        help="the plugin; runner ps lists them. With remove: the id of a delivery. Of a fleet: the plugin,"
+        " worker, dead letter, call or submitter",
     )
     parser.add_argument("--fleet", metavar="URL|FILE", help=f"act on a fleet: {HELP_FLEET}")
     parser.add_argument(
@@ -75,8 +78,11 @@ def run(args: argparse.Namespace) -> int:
     if args.action == "open":
         return _end_sessions(args) if args.end else _open(args)
     if args.name is None and args.action not in ("drain", "reload"):
-        say(f"runner ctl: write runner ctl {args.action} NAME; runner ps lists the plugins")
+        listed = "GET /deliveries lists them" if args.action == "remove" else "runner ps lists the plugins"
+        say(f"runner ctl: write runner ctl {args.action} NAME; {listed}")
         return USAGE_ERROR
+    if args.action == "remove":
+        return _remove(args)
     path = f"/{args.action}" if args.name is None else f"/plugins/{quote(args.name)}/{args.action}"
     found = ask(args, NAME, "POST", path)
     if isinstance(found, int):
@@ -90,12 +96,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _remove(args: argparse.Namespace) -> int:
+    found = ask(args, NAME, "DELETE", f"/deliveries/{quote(args.name)}")
+    if isinstance(found, int):
+        return found
+    print(printable(f"{found['id']}: removed, for {found['hook']} of {found['plugin']}"))
+    return 0
+
+
 def _act_on_fleet(args: argparse.Namespace) -> int:
     """Raises ValueError, Refused and NoFleet."""
     from runner.fleet import operate
 
     action, name = args.action, args.name
-    if action not in (*_OF_FLEETS, "drain"):
+    if action not in (*_OF_FLEETS, *_OF_DELIVERIES, "drain"):
         raise ValueError(f"{action} is about a daemon: leave out --fleet")
     if (name is None) != (action in ("init", "dead")):
         raise ValueError(f"write runner ctl {action}{'' if name else ' NAME'} --fleet URL")
@@ -117,6 +131,8 @@ def _act_on_fleet(args: argparse.Namespace) -> int:
         print(json.dumps(with_fleet(args.fleet, operate.dead_letter, name), indent=2))
     elif action == "repeat":
         print(printable(with_fleet(args.fleet, operate.repeat, name)))
+    elif action == "remove":
+        with_fleet(args.fleet, operate.remove_waiting, name)
     elif action == "cancel":
         with_fleet(args.fleet, lambda it: it.cancel(name))
     else:

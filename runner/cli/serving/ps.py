@@ -26,6 +26,7 @@ _WORKERS = ("WORKER", "STATE", "FOR", "RUNNING", "PLUGINS", "DONE", "REASON")
 _QUEUES = ("PLUGIN", "DIGEST", "WORKERS", "WAITING", "BEGUN", "AGAIN", "HELD")
 _SHARES = (("bytes", "most_bytes"), ("messages", "most_messages"))
 _STREAMS = ("STREAM", "MESSAGES", "SIZE", "FULL")
+_SUBMITTERS = ("SUBMITTER", "LEDGER", "DEAD LETTERS")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,7 +78,14 @@ def _show_fleet(args: argparse.Namespace) -> int:
         shares = [each[what] / each[most] for what, most in _SHARES if (each[most] or 0) > 0]
         size = f"{each['bytes'] / (1 << 20):.1f} MB"
         streams.append((name, str(each["messages"]), size, f"{100 * max(shares, default=0):.0f}%"))
-    for titles, rows in ((_WORKERS, workers), (_QUEUES, queues), (_STREAMS, streams)):
+    submitters = [
+        (user, *(f"{used[room] / (1 << 20):.1f} MB" for room in ("ledger", "dead")))
+        for user, used in found["submitters"].items()
+    ]
+    for titles, rows in (
+        *((_WORKERS, workers), (_QUEUES, queues), (_STREAMS, streams)),
+        (_SUBMITTERS, submitters),
+    ):
         print_table(titles, rows)
         print()
     return 0

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 NAME = "serve"
 HELP = "keep plugins alive and serve calls to them on a socket"
 EXAMPLE = "runner serve --config ./plugins --config ./my-plugin"
+_LEAST_LEDGER, _MOST_LEDGER = 64 << 20, 1 << 40  # calls in flight alone may take 20 MiB
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,6 +75,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--ledger", metavar="FILE", help="the database of calls and deliveries (default: in the state folder)"
+    )
+    parser.add_argument(
+        "--ledger-size",
+        metavar="SIZE",
+        default="1G",
+        help="how large it may become (default: 1G). Half of it is for idempotency keys, which are known"
+        " for 24 hours at least; further calls with keys are refused",
     )
     parser.add_argument("--policy", metavar="NAME|FILE", help="the policy for all plugins")
     parser.add_argument(
@@ -204,12 +212,13 @@ def _backend(args: argparse.Namespace) -> DoorBackend | None:
 
 def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeOptions:
     """Raises ValueError and CannotListen. `listeners`: gets the sockets, also if it raises."""
+    from runner.ledger.file import LedgerBounds
     from runner.serve.daemon import ServeOptions
     from runner.serve.listen import listen_tcp, listen_unix
     from runner.serve.peer import LOCAL_NAMES, Rules, read_token
     from runner.serve.roster import default_ledger
     from runner.serve.service_manager import take_sockets
-    from sandbox.units import parse_limit
+    from sandbox.units import parse_limit, parse_size
 
     files = (
         "token_file",
@@ -237,6 +246,12 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
         path = getattr(args, name)
         if path is not None and not os.path.isfile(path):
             raise ValueError(f"--{name} {path}: there is no such file")
+    try:
+        size = parse_size(args.ledger_size)
+    except ValueError as error:
+        raise ValueError(f"--ledger-size {args.ledger_size}: {error}") from None
+    if not _LEAST_LEDGER <= size <= _MOST_LEDGER:
+        raise ValueError(f"--ledger-size {args.ledger_size}: write a size from 64M to 1T")
     token = b"" if args.token_file is None else read_token(args.token_file)
     tls = _tls(args)
     listeners += take_sockets(os.environ)
@@ -268,6 +283,7 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
         policy=args.policy,
         settings=None if args.settings is None else os.path.abspath(args.settings),
         drain_seconds=drain,
+        bounds=LedgerBounds(size=size),
         mount=_gateway(args.gateway_settings),
         backend=backend,
         control=None if args.control is None else os.path.abspath(args.control),

@@ -17,6 +17,7 @@ from runner.contracts.registry import find_contract
 from runner.ledger.rows import Delivery, hook_id
 from runner.serve.control.running import RunningBindings
 from runner.serve.deliveries import delivery_of, type_of
+from runner.serve.peer import ORG
 
 _CONTEXT = ("project_id", "session_id", "chain_id", "run_id", "trace_id")
 _KEYS = ("id", "org_id", "event", *_CONTEXT)
@@ -34,7 +35,8 @@ def read_event(document: Mapping[str, Any], org: str) -> tuple[Delivery, str]:
             context[key] = value
     given = {key: document[key] for key in ("id", "event") if key in document}
     event = delivery_of({**given, "context": context})
-    return event._replace(id=event_id(org, event.id)), type_of({"event": document["event"]})
+    own = event._replace(id=event_id(org, event.id), poster=ORG + org)
+    return own, type_of({"event": document["event"]})
 
 
 def event_id(org: str, given: str) -> str:

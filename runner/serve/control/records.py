@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from runner.ledger.rows import cut
 from runner.outcome import outcome_document
 from runner.protocol.dialect import CallEnd
 from runner.serve.control.database import MOST_ROWS, BindingRow, RecordRow
@@ -20,6 +21,8 @@ from sandbox.speed.value import NamedTuple
 STATUSES = ("succeeded", "failed", "cancelled", "retryable_failure")
 _MOST_BYTES = 64 << 10  # of one record: a plugin says how long some parts are
 _LARGE_PARTS = ("late", "checkpoint", "stderr_tail")  # that are left out of a longer one, one after the other
+_TOLD = ("code", "phase", "cause", "message")  # of an outcome
+_SHORT = 500  # characters, of which each may take twelve bytes in JSON
 _GRANTED = ("policy", "network", "scratch", "seccomp", "limits", "unsandboxed")
 _MOST_QUERY = 256  # characters of a value
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)\Z", re.ASCII)
@@ -47,15 +50,18 @@ def record_row(
         "started_at": _written(end.began),
         "ended_at": _written(end.ended),
         "binding_revision": binding.revision,
-        "outcome": {key: outcome[key] for key in ("code", "phase", "cause", "message")},
+        "outcome": {key: cut(outcome[key]) for key in _TOLD},
         "granted": _chosen(report.get("grant"), _GRANTED),
         "exit": _chosen(report.get("exit"), ("code", "signal", "ended_by", "forced")),
         "usage": _usage(report, input_bytes),
         "stderr_tail": "" if account is None else account.stderr,
     }
-    for part in ("", *_LARGE_PARTS):
-        if part:
+    for part in ("", *_LARGE_PARTS, "outcome"):
+        if part == "outcome":  # of it, the beginnings stay
+            document[part] = {key: outcome[key][:_SHORT] for key in _TOLD}
+        elif part:
             document[part] = None
+        if part:
             document["left_out"] = [*document.get("left_out", ()), part]
         text = json.dumps(document)
         if len(text) <= _MOST_BYTES:

@@ -394,13 +394,13 @@ def test_no_durable_call_begins_when_the_ledger_is_nearly_full(
         plain = shelf()
         await put_entry(it, "fills", "read", "waiting")
         async with it.worker(plain) as worker:
-            monkeypatch.setattr("runner.fleet.worker._MOST_FILLED", 0.0)
+            monkeypatch.setattr("runner.fleet.names.MOST_FILLED", 0.0)
             await it.until(lambda: "nearly full" in worker.presence()["reason"])
             await it.client.submit(plain.plugin, new_call("plain", "read", call="no-room"))
             # Who waits is served all the same, and nothing was fetched meanwhile.
             assert (await it.client.call(plain.plugin, new_call("plain", "pay"))).status == 200
             assert plain.ran == [("pay", None)] and await it.client.result("no-room") is None
-            monkeypatch.setattr("runner.fleet.worker._MOST_FILLED", 0.9)
+            monkeypatch.setattr("runner.fleet.names.MOST_FILLED", 0.9)
             await it.until(lambda: plain.ran[1:] == [("read", 1)])
             assert worker.presence()["reason"] == ""
 

@@ -13,9 +13,18 @@ from typing import Any
 import pytest
 import trio
 
-from runner.ledger.file import LedgerBounds, LedgerFile, LedgerUnusable, open_file
+from runner.ledger.file import (
+    MOST_LIST_BYTES,
+    LedgerBounds,
+    LedgerFile,
+    LedgerUnusable,
+    is_long,
+    open_file,
+)
 from runner.ledger.ledger import Ledger, open_ledger
 from runner.ledger.rows import (
+    MOST_RECORD,
+    MOST_TEXT,
     UNKNOWN,
     Accepted,
     DeliveriesFull,
@@ -24,12 +33,16 @@ from runner.ledger.rows import (
     DeliveryTooLarge,
     Effect,
     EndOfCall,
+    InvocationRow,
     KeyReused,
+    KeysFull,
     digest,
     has_place,
     hook_id,
+    record_of,
 )
-from runner.ledger.schema import MIGRATIONS
+from runner.ledger.schema import APPLICATION_ID, MIGRATIONS
+from runner.outcome import Outcome
 from sandbox.identity.accounts import is_private_group
 from tests.tables import check_rows
 
@@ -262,14 +275,132 @@ def test_the_caller_with_most_bytes_loses_its_rows_first(path: str, clock: Clock
     file.do(LedgerFile.note, "control", "org:beta")
     for number in range(50):
         add(f"large{number}", "org:alpha", "x" * 60_000)
-    rows = {row.id: row for row in file.invocations(most=1000)}
-    assert rows["early"].answer == "kept" and len(file.audit("control")) == 1
-    assert "large0" not in rows and "large49" in rows  # the control: something had to go
+    first = file.invocation("early")
+    assert first is not None and first.answer == "kept" and len(file.audit("control")) == 1
+    # The control: something had to go. It is the answers, and not the keys.
+    rows = [file.invocation(f"large{number}") for number in range(50)]
+    assert [row is not None and row.answer is not None for row in (rows[0], rows[49])] == [False, True]
+    file.close()
+
+
+@pytest.mark.parametrize(
+    ("noisy", "hours", "twice"), [("other", 24, False), ("bank", 24, False), ("bank", 0, True)]
+)
+def test_what_plugins_write_does_not_make_the_ledger_forget_a_key(
+    path: str, clock: Clock, noisy: str, hours: float, twice: bool
+) -> None:
+    """With no time for keys, which is the control, the call is made twice."""
+    file = open_file(path, clock=clock, bounds=LedgerBounds(size=1 << 20, key_hours=hours))
+
+    def make(name: str, key: str, plugin: str, record: str) -> bool:
+        clock.now += 1
+        fresh = file.do(LedgerFile.accept, call(name, key)._replace(plugin=plugin)).fresh
+        if fresh:
+            file.do(LedgerFile.end, name, EndOfCall("ok", answer="x" * 40_000, record=record))
+        return fresh
+
+    assert make("pay", "order-1", "bank", '"paid"')
+    for number in range(60):
+        assert make(f"n{number}", f"k{number}", noisy, json.dumps("x" * 60_000))
+    clock.now += 23 * 3600
+    file.do(LedgerFile.prune)
+    assert make("pay again", "order-1", "bank", "{}") == twice
+    assert os.stat(path).st_size <= 1 << 20
+    file.close()
+
+
+def test_a_caller_and_a_plugin_that_fill_the_keys_are_refused_and_others_are_not(
+    path: str, clock: Clock
+) -> None:
+    file = open_file(path, clock=clock, bounds=LedgerBounds(size=1 << 20))
+    numbers = iter(range(10_000))
+
+    def fill(caller: str, plugin: str) -> int:
+        """How many calls with keys were taken."""
+        for made in range(2000):
+            number = next(numbers)
+            given = call(f"c{number}", f"k{number}")._replace(caller=caller, plugin=plugin)
+            try:
+                file.do(LedgerFile.accept, given)
+                file.do(LedgerFile.end, given.id, EndOfCall("ok", answer="5" * 9000))
+            except KeysFull:
+                return made
+        raise AssertionError("no end")
+
+    # Each leaves a quarter of what it could have to the others: another plugin, and then another caller.
+    taken = [fill(*each) for each in (("token", "a"), ("token", "b"), ("cert:CN=x", "a"), ("org:o", "c"))]
+    assert all(each > 5 for each in taken) and taken[0] > taken[1] > 0 and taken[0] > taken[2] > taken[3]
+    assert fill("token", "a") == 0 == fill("token", "b")
+    # Keys that are known get their answers, and calls without a key are taken.
+    known = call("again", "k0")._replace(caller="token", plugin="a")
+    assert not file.do(LedgerFile.accept, known).fresh
+    assert file.do(LedgerFile.accept, call("plain")).fresh
+    file.do(LedgerFile.end, "plain", EndOfCall("ok"))
+    # After their time keys make room for new ones.
+    clock.now += 24 * 3600 + 1
+    assert fill("token", "a") > 0
+    file.close()
+    assert os.stat(path).st_size <= 1 << 20
+
+
+def test_a_room_without_shares_is_the_first_callers(path: str, clock: Clock) -> None:
+    """The control of the shares."""
+    file = open_file(path, clock=clock, bounds=LedgerBounds(size=1 << 20, share=1.0))
+
+    def accept(name: str, caller: str) -> None:
+        file.do(LedgerFile.accept, call(name, name)._replace(caller=caller))
+        file.do(LedgerFile.end, name, EndOfCall("ok"))
+
+    def fill() -> None:
+        for number in range(2000):
+            accept(str(number), "token")
+
+    with pytest.raises(KeysFull):
+        fill()
+    with pytest.raises(KeysFull):
+        accept("first", "org:o")
+    file.close()
+
+
+def test_a_record_is_bounded_whatever_a_plugin_writes() -> None:
+    for text in ("x" * 12_000_000, "\U0001f600" * 1_000_000, "\0" * 100_000):
+        record = record_of(Outcome("plugin_error", "call", text, hint=text), None)
+        assert len(record) <= MOST_RECORD and json.loads(record)["outcome"]["message"].startswith(text[:1000])
+    cut_text = json.loads(record_of(Outcome("plugin_error", "call", "x" * 20_000), None))["outcome"][
+        "message"
+    ]
+    assert cut_text.endswith("… (cut here: it has 20000 characters)")
+    whole = json.loads(record_of(Outcome("plugin_error", "call", "x" * MOST_TEXT), {"a": 1}))
+    assert whole["outcome"]["message"] == "x" * MOST_TEXT and whole["invocation"] == {"a": 1}
+    large = json.loads(record_of(Outcome("ok", "call", ""), {"late": "x" * 100_000}))
+    assert large["invocation"] is None and "the rest of a record" in large["left_out"]
+
+
+def test_lists_end_at_their_bytes_and_go_on_after_a_row(path: str, clock: Clock) -> None:
+    file = open_file(path, clock=clock)
+    for number in range(90):
+        clock.now += number % 2  # two calls at the same time
+        file.do(LedgerFile.accept, call(f"n{number}", f"k{number}"))
+        file.do(LedgerFile.end, f"n{number}", EndOfCall("ok", record="5" * 60_000, answer="5" * 200_000))
+        file.do(LedgerFile.enqueue, Delivery(f"d{number}", "demo", "h", json.dumps("x" * 60_000)))
+    calls: list[str] = []
+    deliveries: list[str] = []
+    while page := file.invocations(most=1000, after=calls[-1] if calls else None):
+        calls += [row.id for row in page]
+        assert sum(len(row.record or "") for row in page) < MOST_LIST_BYTES + 70_000
+        assert {row.answer for row in page} == {None}
+    while found := file.deliveries(most=1000, after=deliveries[-1] if deliveries else None):
+        deliveries += [row.id for row in found]
+        assert sum(len(row.event) for row in found) < MOST_LIST_BYTES + 70_000
+    assert sorted(calls) == sorted(f"n{number}" for number in range(90)) == sorted(set(calls))
+    assert sorted(deliveries) == sorted(f"d{number}" for number in range(90))
+    assert calls[0] in ("n88", "n89") and deliveries[0] in ("d0", "d1")
+    assert not is_long(file.invocations(most=5)) and is_long(file.invocations(most=1000))
     file.close()
 
 
 def test_an_event_for_several_hooks_is_stored_for_all_of_them_or_none(path: str) -> None:
-    file = open_file(path, bounds=LedgerBounds(size=400_000))
+    file = open_file(path, bounds=LedgerBounds(size=1_600_000))
     hooks = [("one", "h"), ("two", "h"), ("two", "other")]
     event = Delivery("e1", "", "", EVENT)
     rows = file.do(LedgerFile.enqueue_all, event, hooks)
@@ -304,7 +435,7 @@ def test_an_event_for_several_hooks_is_stored_for_all_of_them_or_none(path: str)
     assert (late.plugin, late.event) == ("three", EVENT)
     assert len(file.do(LedgerFile.enqueue_all, event, hooks)) == 3
     # No room for the last: none is stored, and none counts.
-    large = Delivery("e3", "", "", json.dumps("x" * 33_300))
+    large = Delivery("e3", "", "", json.dumps("x" * 17_000))
     for _ in range(3):
         with pytest.raises(DeliveriesFull):
             file.do(LedgerFile.enqueue_all, large, hooks)
@@ -338,7 +469,7 @@ def test_a_plugin_with_many_deliveries_leaves_places_to_others(path: str, clock:
 
 
 def test_an_org_with_many_bindings_leaves_places_and_room_to_others(path: str, clock: Clock) -> None:
-    file = open_file(path, clock=clock, bounds=LedgerBounds(size=400_000))
+    file = open_file(path, clock=clock, bounds=LedgerBounds(size=1_600_000))
 
     def enqueue(name: str, plugin: str, org: str, event: str = EVENT) -> None:
         file.do(LedgerFile.enqueue, Delivery(name, plugin, "h", event, json.dumps({"org_id": org})))
@@ -352,39 +483,84 @@ def test_an_org_with_many_bindings_leaves_places_and_room_to_others(path: str, c
     assert orgs == {"alpha": 8, "beta": 1}
     assert file.do(LedgerFile.next_due) == clock.now - 1  # of alpha, which waits for its own
     assert file.do(LedgerFile.next_due, (), clock.now) is None
-    # The room: 100,000 bytes for all, and half of what others leave for one org.
-    large = json.dumps("x" * 9_000)
-    for number in range(5):
-        enqueue(f"large{number}", f"binding:a{number}", "alpha", large)
-    with pytest.raises(DeliveriesFull, match="its share"):
-        enqueue("more", "binding:a5", "alpha", large)
-    enqueue("room", "binding:b", "beta", large)
-    # The control: plugins of the operator's do not share.
-    for number in range(4):
-        enqueue(f"own{number}", "demo", "alpha", large)
-    with pytest.raises(DeliveriesFull, match="no room"):
-        enqueue("more", "demo", "alpha", large)
     file.close()
 
 
+@pytest.mark.parametrize("share", [0.75, 1.0])
+def test_a_caller_that_fills_what_waits_leaves_room_for_others(path: str, share: float) -> None:
+    """The daemon's token posts for a plugin that is stopped. Without shares (the control) that stops the
+    events of all orgs."""
+    file = open_file(path, bounds=LedgerBounds(size=3_200_000, share=share))
+    numbers = iter(range(10_000))
+
+    def post(poster: str, plugin: str, size: int = 4000) -> None:
+        event = json.dumps("x" * size)
+        file.do(LedgerFile.enqueue, Delivery(f"d{next(numbers)}", plugin, "h", event, "{}", poster))
+
+    def fill(poster: str, plugin: str, size: int) -> None:
+        for number in range(500):
+            post(poster, plugin.format(number), size)
+
+    for event_size in (4000, 1):  # small ones take the rest
+        with pytest.raises(DeliveriesFull, match="deliveries of token to the plugin stopped would take"):
+            fill("token", "stopped", event_size)
+    # What is removed makes room.
+    row = file.do(LedgerFile.remove, "d0", "uid:0")
+    assert (row.plugin, file.delivery("d0")) == ("stopped", None)
+    (noted,) = file.audit("removal")
+    assert (noted.caller, noted.plugin, json.loads(noted.detail)["delivery"]) == ("uid:0", "stopped", "d0")
+    post("token", "stopped")
+    others = [("token", "other"), ("org:alpha", "binding:a"), ("uid:0", "stopped")]
+    if share == 1.0:
+        for poster, plugin in others:
+            with pytest.raises(DeliveriesFull):
+                post(poster, plugin)
+    else:
+        for poster, plugin in others:
+            post(poster, plugin)
+        # Many bindings of one org are one caller.
+        with pytest.raises(DeliveriesFull, match="org:alpha"):
+            fill("org:alpha", "binding:{}", 4000)
+        post("org:beta", "binding:b")
+    file.close()
+
+
+def test_a_delivery_that_was_removed_may_come_again(file: LedgerFile) -> None:
+    delivery = Delivery("d1", "demo", "hook", EVENT)
+    file.do(LedgerFile.enqueue, delivery)
+    name = names()
+    (attempt,) = file.do(LedgerFile.claim, 1, name)
+    for wrong in ("d1", "none"):
+        with pytest.raises(DeliveryConflict):
+            file.do(LedgerFile.remove, wrong, "uid:0")
+    file.do(LedgerFile.settle, attempt, "dead", EndOfCall("plugin_error"), "x" * 100_000)
+    (dead,) = file.deliveries("dead")
+    assert dead.reason is not None and len(dead.reason) < MOST_TEXT + 100
+    file.do(LedgerFile.remove, "d1", "uid:0")
+    # Its attempts are still in the ledger, so that they go on counting.
+    file.do(LedgerFile.enqueue, delivery)
+    (attempt,) = file.do(LedgerFile.claim, 1, name)
+    assert attempt.number == 2
+
+
 def test_deliveries_that_wait_leave_room_for_calls(path: str) -> None:
-    file = open_file(path, bounds=LedgerBounds(size=400_000))
+    file = open_file(path, bounds=LedgerBounds(size=1_600_000))
     file.do(LedgerFile.accept, call("early"))
     file.do(LedgerFile.end, "early", EndOfCall("ok"))
 
     def enqueue(name: str) -> None:
         file.do(LedgerFile.enqueue, Delivery(name, "demo", "hook", json.dumps("x" * 9_000)))
 
-    for number in range(11):  # 100,000 bytes are a quarter
+    for number in range(4):  # of 13,400 bytes; one caller's for one plugin have 56,250 of 100,000
         enqueue(str(number))
     with pytest.raises(DeliveriesFull):
         enqueue("one more")
-    enqueue("10")  # a known one takes no room
+    enqueue("3")  # a known one takes no room
     file.do(LedgerFile.accept, call("late"))
     assert {row.id for row in file.invocations()} == {"early", "late"}
     file.close()
     # The next daemon counts what it finds. What has ended takes no room of those that wait.
-    file = open_file(path, bounds=LedgerBounds(size=400_000))
+    file = open_file(path, bounds=LedgerBounds(size=1_600_000))
     with pytest.raises(DeliveriesFull):
         enqueue("one more")
     (attempt,) = file.do(LedgerFile.claim, 1, lambda: "call_1")
@@ -530,7 +706,7 @@ def test_an_older_file_gets_the_steps_that_it_lacks(path: str) -> None:
     newer = (*MIGRATIONS, ("ALTER TABLE audit ADD COLUMN later TEXT", "CREATE TABLE more (x)"))
     open_file(path, migrations=newer).close()
     connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+    assert connection.execute("PRAGMA user_version").fetchone() == (len(newer),)
     assert connection.execute("SELECT id, code FROM invocations").fetchall() == [("one", UNKNOWN)]
     connection.close()
     broken = (*newer, ("CREATE TABLE another (x)", "CREATE TABLE more (x)"))
@@ -541,6 +717,60 @@ def test_an_older_file_gets_the_steps_that_it_lacks(path: str) -> None:
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
     connection.close()
     assert "more" in tables and "another" not in tables
+
+
+def test_a_file_of_the_first_version_is_counted_and_its_records_are_bounded(path: str, clock: Clock) -> None:
+    Path(path).parent.mkdir(mode=0o700)
+    Path(path).touch(mode=0o600)
+    connection = sqlite3.connect(path)
+    for statement in MIGRATIONS[0]:
+        connection.execute(statement)
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute("PRAGMA user_version = 1")
+    for name, key, record in (("one", "k", "5" * 12_000_000), ("two", None, "7"), ("three", "l", None)):
+        row = InvocationRow(
+            *(name, "demo", "echo", "tool", "uid:1000", key, "unknown", None, None, clock.now, None),
+            *(clock.now, "plugin_error", digest(None).digest, 4, None, None, record, '"kept"'),
+        )
+        connection.execute(f"INSERT INTO invocations VALUES ({', '.join('?' * len(row))})", row)
+    for name, plugin in (("d1", "demo"), ("d2", "binding:b")):
+        columns = (name, plugin, "h", EVENT, '{"org_id":"alpha"}', "queued", 0, 0, 1e9, 1e9, None, None, None)
+        connection.execute(f"INSERT INTO deliveries VALUES ({', '.join('?' * 13)})", columns)
+    connection.commit()
+    connection.close()
+    file = open_file(path, clock=clock)
+    assert not file.do(LedgerFile.accept, call("again", "k")).fresh
+    assert [(row.id, row.record) for row in file.invocations()] == [
+        ("two", "7"),
+        ("three", None),
+        ("one", None),
+    ]
+    assert [(row.id, row.poster) for row in file.deliveries()] == [("d1", ""), ("d2", "org:alpha")]
+
+    def shares() -> list[Any]:
+        return file._connection.execute("SELECT room, owner, plugin, bytes FROM shares").fetchall()
+
+    before = shares()
+    assert [each[:3] for each in before] == [
+        ("keys", "uid:1000", "demo"),
+        ("waiting", "", "demo"),
+        ("waiting", "org:alpha", "binding:b"),
+    ]
+    # What comes and goes is counted as what was there.
+    file.do(LedgerFile.accept, call("new", "m"))
+    file.do(LedgerFile.enqueue, Delivery("d3", "demo", "h", EVENT, '{"org_id":"alpha"}'))
+    assert {(*each[:3], each[3]) for each in shares()} == {
+        (*before[0][:3], before[0][3] * 3 // 2),
+        (*before[1][:3], before[1][3] * 2),
+        before[2],
+    }
+    file.do(LedgerFile.end, "new", EndOfCall("ok"))
+    for name in ("d1", "d2", "d3"):
+        file.do(LedgerFile.remove, name, "uid:0")
+    clock.now += 40 * 86400
+    file.do(LedgerFile.prune)
+    assert shares() == [] and file.invocations() == []
+    file.close()
 
 
 # --- on trio ------------------------------------------------------------------------------------------------

@@ -100,9 +100,13 @@ async def house(
     unix = listen.listen_unix(str(folder / "run/serve.sock"))
     tcp = listen.listen_tcp("127.0.0.1:0", anywhere=False)
     given = ServeOptions(
-        config=(str(folder / "none"),),
         listeners=(unix, tcp),
-        **{"ledger": str(folder / "ledger/ledger.db"), "rules": Rules(os.geteuid(), TOKEN), **options},
+        **{
+            "config": (str(folder / "none"),),
+            "ledger": str(folder / "ledger/ledger.db"),
+            "rules": Rules(os.geteuid(), TOKEN),
+            **options,
+        },
     )
     with unix, tcp:
         async with AsyncExitStack() as stack:

@@ -24,14 +24,17 @@ from openapi_spec_validator import validate
 
 from runner.cli import verb_parser
 from runner.cli.serving.via import call_via
-from runner.ledger.file import LedgerFile
+from runner.exceptions import PluginError
+from runner.ledger.file import LedgerBounds, LedgerFile
 from runner.ledger.ledger import Ledger, open_ledger
-from runner.ledger.rows import Accepted, digest
+from runner.ledger.rows import Accepted, Delivery, digest
 from runner.outcome import EXIT, USAGE_ERROR
+from runner.protocol.dialect import Refusal
 from runner.protocol.http_connection import HttpConnection
 from runner.serve import connections, daemon, listen, room
 from runner.serve import door as door_module
 from runner.serve.client import default_socket
+from runner.serve.deliveries import posted_id
 from runner.serve.desk import CallAnswer, Desk, DoorCall
 from runner.serve.event_stream import Emit, EventStream
 from runner.serve.metrics import Metrics
@@ -42,6 +45,7 @@ from runner.serve.routes import Routes
 from runner.serve.service_manager import Notifier, take_sockets, watchdog_seconds
 from tests.conftest import ROOT, SPARE_UID, Caller
 from tests.runner.serve.house import GET, TOKEN, answer, audited, code, house, request, status
+from tests.runner.serve.shelf import put_example
 from tests.tables import check_rows
 
 # --- bad input ----------------------------------------------------------------------------------------------
@@ -381,6 +385,56 @@ async def test_a_call_that_ends_with_its_session_is_not_taken_for_the_end_of_the
 
 
 @pytest.mark.trio
+async def test_errors_of_megabytes_make_no_key_forgotten_and_no_list_long(tmp_path: Path) -> None:
+    """Thirty errors of 12 MB once filled the ledger, and a call with a known key was made twice."""
+    roster: Any = SimpleNamespace(effect=lambda plugin, tool: "unknown", secrets=lambda plugin: None)
+    made: list[str] = []
+
+    async def call(plugin: str, *given: object, **more: object) -> object:
+        made.append(plugin)
+        if plugin == "noisy":
+            raise PluginError(Refusal(1, "y" * 100_000, "x" * 2_000_000, "", {"data": "z" * 100_000}))
+        return SimpleNamespace(value="paid", invocation=None)
+
+    supervisor: Any = SimpleNamespace(call=call)
+    bounds = LedgerBounds(size=16 << 20)
+    async with open_ledger(str(tmp_path / "ledger.db"), bounds=bounds) as ledger:
+        desk = Desk(supervisor, ledger, roster, Metrics())
+
+        async def ask(plugin: str, key: str) -> CallAnswer:
+            asked = DoorCall(plugin, "tool", None, key=key, caller="token")
+            row = await desk.accept(asked)
+            return row if isinstance(row, CallAnswer) else await desk.make(row, asked, None)
+
+        assert (await ask("bank", "order-1")).document["value"] == "paid"
+        for number in range(30):
+            assert (await ask("noisy", str(number))).status == STATUS["plugin_error"]
+        again = await ask("bank", "order-1")
+        assert again.headers == {"Idempotency-Replayed": "true"} and again.document["value"] == "paid"
+        # An error that is too large to be kept is told as that, and is not asked for again.
+        repeated = await ask("noisy", "0")
+        assert (repeated.status, repeated.document["error"]["code"]) == (410, "answer_not_kept")
+        assert made == ["bank", *["noisy"] * 30]
+        rows = await ledger.do(LedgerFile.invocations, most=1000)
+        assert len(rows) == 31 and sum(len(row.record or "") for row in rows) < 1 << 20
+        told = json.loads(rows[0].record or "")["outcome"]["message"]
+        assert told.startswith("xxx") and told.endswith("it has 2000000 characters)")
+        # When its share of the keys is full, a caller is told why and what to do.
+        await ledger.do(
+            lambda file: file._connection.execute(
+                "INSERT INTO shares VALUES ('keys', 'token', 'full', 4720000)"
+            )
+        )
+        with pytest.raises(
+            Refused, match="keys of token for the plugin full have taken their share"
+        ) as caught:
+            await ask("full", "1")
+        assert (caught.value.status, caught.value.code) == (429, "overloaded")
+        assert "--ledger-size" in caught.value.hint and caught.value.retry_after
+        assert (await ask("bank", "order-2")).status == 200 and desk.in_flight == 0
+
+
+@pytest.mark.trio
 async def test_a_ledger_that_cannot_be_written_is_told_and_nothing_is_accepted(tmp_path: Path) -> None:
     async with house(tmp_path) as door:
         other = sqlite3.connect(door.ledger.path, isolation_level=None)
@@ -435,7 +489,7 @@ async def test_who_may_by_tcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             "reload_all",
             "audit",
             "explain",
-            "repeat",
+            "deliveries",
         }
         for each in local:
             path = each.path.replace("{", "").replace("}", "")
@@ -462,6 +516,65 @@ async def test_who_may_by_tcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert b'runner_refusals_total{reason="wrong_token"} 3' in text
         # Those of the second in which the number was changed may still be noted.
         assert len(await door.ledger.do(LedgerFile.audit, "refusal", 1000)) < len(noted) + 30
+
+
+@pytest.mark.trio
+async def test_deliveries_belong_to_who_posted_them(plugin_dir: Path) -> None:
+    """Nobody on the network sees, repeats or removes those of others, or takes their ids first. The operator
+    on the unix socket may, which is the control."""
+    bearer = f"Authorization: Bearer {TOKEN.decode()}"
+    put_example("vai", "kit", plugin_dir / "plugins")
+    async with house(plugin_dir, config=(str(plugin_dir / "plugins"),)) as door:
+
+        async def ask(method: str, path: str, given: Any = None, *, by_token: bool = True) -> tuple[int, Any]:
+            body = b"" if given is None else json.dumps(given).encode()
+            headers = ("Host: localhost", *((bearer,) if by_token else ()))
+            raw = await door.ask(request(path, *headers, method=method, body=body), tcp=by_token)
+            return status(raw), json.loads(raw.partition(b"\r\n\r\n")[2])
+
+        assert (await ask("POST", "/plugins/acme.kit/stop", by_token=False))[0] == 200  # so that all wait
+        event = {"id": "order-1", "plugin": "acme.kit", "hook": "notify", "event": {"a": 1}}
+        theirs = Delivery(
+            posted_id("cert:CN=bob", "order-1"), "acme.kit", "notify", "{}", "{}", "cert:CN=bob"
+        )
+        await door.ledger.enqueue(theirs)
+        # Whoever has the id already: it is another's.
+        assert (await ask("POST", "/deliveries", {**event, "event": {"b": 2}}, by_token=False))[0] == 202
+        own = await ask("POST", "/deliveries", event)
+        assert own[0] == 202 and own[1]["poster"] == "token" and own[1]["id"] != "order-1"
+        assert (await ask("POST", "/deliveries", event))[1]["id"] == own[1]["id"]  # twice is once
+        assert (await ask("POST", "/deliveries", {**event, "event": {}}))[0] == 409
+        spread = await ask("POST", "/deliveries", {"id": "all", "event": {"type": "run.completed"}})
+        assert spread[0] == 202 and len(spread[1]["deliveries"]) > 0
+        assert spread[1]["id"] == posted_id("token", "all")
+        # By its id and by the given one.
+        for name in (own[1]["id"], "order-1", spread[1]["deliveries"][0]["id"]):
+            assert (await ask("GET", f"/deliveries/{name}"))[0] == 200
+        assert json.loads((await ask("GET", "/deliveries/order-1"))[1]["event"]) == {"a": 1}
+        operators = await ask("GET", "/deliveries/order-1", by_token=False)
+        assert (operators[1]["poster"], json.loads(operators[1]["event"])) == (
+            f"uid:{os.geteuid()}",
+            {"b": 2},
+        )
+        await ask("POST", "/deliveries", {**event, "id": "of the operator"}, by_token=False)
+        for name in (theirs.id, "of%20the%20operator"):
+            for method, path in (("GET", ""), ("POST", "/repeat"), ("DELETE", "")):
+                found = await ask(method, f"/deliveries/{name}{path}")
+                assert (found[0], found[1]["error"]["code"]) == (404, "no_such_delivery")
+            assert (await ask("GET", f"/deliveries/{name}", by_token=False))[0] == 200
+            assert (await ask("POST", f"/deliveries/{name}/repeat", by_token=False))[0] == 409  # it waits
+            assert (await ask("DELETE", f"/deliveries/{name}", by_token=False))[1]["removed"]
+            assert (await ask("GET", f"/deliveries/{name}", by_token=False))[0] == 404
+        assert (await ask("DELETE", "/deliveries/order-1"))[1]["id"] == own[1]["id"]
+        assert (await ask("GET", "/deliveries/order-1"))[0] == 404
+        listed = await ask("GET", "/deliveries?most=1", by_token=False)
+        assert listed[1]["next"] == listed[1]["deliveries"][0]["id"] == "order-1"
+        rest = await ask("GET", "/deliveries?after=order-1", by_token=False)
+        assert {each["poster"] for each in rest[1]["deliveries"]} == {"token"} and rest[1]["next"] is None
+        assert {row.caller for row in await door.ledger.do(LedgerFile.audit, "removal")} == {
+            "token",
+            f"uid:{os.geteuid()}",
+        }
 
 
 @pytest.mark.trio

@@ -156,7 +156,8 @@ def check_refusals(served: Served) -> None:
         (("GET", "/calls/none", None), (404, "no_such_call")),
         (("GET", "/deliveries?state=lost", None), (400, "invalid_query")),
         (("GET", "/deliveries/none", None), (404, "no_such_delivery")),
-        (("POST", "/deliveries/none/repeat", None), (409, "delivery_conflict")),
+        (("POST", "/deliveries/none/repeat", None), (404, "no_such_delivery")),
+        (("DELETE", "/deliveries/none", None), (404, "no_such_delivery")),
         (("POST", "/deliveries", {"plugin": "greeter"}), (400, "invalid_delivery")),
         (("POST", "/deliveries", {"plugin": "x", "hook": "y", "event": {}}), (404, "unknown_plugin")),
     ]
@@ -462,6 +463,8 @@ def test_command_lines_that_are_refused(runner_as: Caller, shelf: Path, write_fi
         ((*at, "--settings", str(shelf / "none")), (2, "none: there is no such file")),
         ((*at, "--gateway-settings", str(named)), (2, "[plugins.mail] is for runner gateway")),
         ((*at, "--ledger", str(open_folder / "ledger.db")), (10, "is not used")),
+        ((*at, *ledger, "--ledger-size", "1M"), (2, "from 64M to 1T")),
+        ((*at, *ledger, "--ledger-size", "much"), (2, "is not a size")),
     ]
 
     def check(words: tuple[str, ...], wanted: tuple[int, str]) -> None:

@@ -154,6 +154,12 @@ def test_a_record_has_a_most() -> None:
     assert found["stderr_tail"] == account.stderr
     small = record_row("call_1", binding, {**invocation, "late": 1, "checkpoint": 2}, end, account, 0)
     assert "left_out" not in json.loads(small.document)  # the same without the large parts
+    # The text of an error is the plugin's too.
+    for text, kept in (("x" * 12_000_000, 16 << 10), ("\U0001f600" * 1_000_000, 500)):
+        error = end._replace(outcome=Outcome("plugin_error", "call", text, text))
+        row = record_row("call_1", binding, invocation, error, account, 0)
+        found = json.loads(row.document)
+        assert len(row.document) <= 64 << 10 and found["outcome"]["message"].startswith(text[:kept])
 
 
 # --- §13, §4 and §7 in real cages ---------------------------------------------------------------------------
