@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -28,6 +29,7 @@ from runner.gateway.rate import RateLimit
 from runner.gateway.server import ClientGateway
 from runner.gateway.settings import ClientSettings, GatewaySettings, read_settings
 from runner.gateway.tool_source import Lists
+from runner.gateway.translate import Shown, shown
 from runner.outcome import Outcome
 from runner.serve.mounted import CannotMount, DaemonParts, Mounted
 from runner.serve.refusal import Refused
@@ -246,6 +248,49 @@ async def test_a_list_that_was_replaced_while_it_was_judged(
         source.tools = ()
         catalogue.changed("one")
     assert await listed(catalogue) == []
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_a_list_that_takes_long_to_judge_holds_up_nobody(
+    nursery: trio.Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plugin can give entries that take seconds to check, and say at once that they have changed."""
+    source = FakeSource("one")
+    source.ready.set()
+    meanwhile: list[str] = []
+
+    def check(*args: Any, **options: Any) -> Shown:
+        trio.from_thread.run_sync(meanwhile.append, "the loop of all plugins goes on")
+        return shown(*args, **options)
+
+    monkeypatch.setattr("runner.gateway.catalogue.shown", check)
+    catalogue = Catalogue(nursery, lambda: [source], ToolRecord.at(tmp_path / "tools"), lambda text: None)
+    assert await listed(catalogue) == ["one__t"] and meanwhile
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_a_plugin_whose_lists_cost_much_is_asked_rarely(
+    nursery: trio.Nursery,
+    autojump_clock: trio.testing.MockClock,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_here)
+    source = FakeSource("one")
+    source.ready.set()
+    rests = []
+    for seconds in (0.0, 5.0):  # of processor time that judging takes
+        spent = itertools.count(0.0, seconds)
+        monkeypatch.setattr("runner.gateway.catalogue.thread_time", lambda spent=spent: next(spent))
+        catalogue = Catalogue(nursery, lambda: [source], ToolRecord.at(tmp_path / "tools"), lambda text: None)
+        await listed(catalogue)
+        began = trio.current_time()
+        catalogue.changed("one")  # as often as it likes
+        await catalogue._known["one"].done.wait()
+        rests.append(trio.current_time() - began)
+    assert rests[0] <= 1.5 and rests[1] >= 99
     nursery.cancel_scope.cancel()
 
 
