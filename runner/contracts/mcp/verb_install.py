@@ -438,7 +438,8 @@ def _update_reference(args: argparse.Namespace, store: Store, request: Request) 
         nonlocal status
         if old is None or old.digest == digest:
             return True
-        say(f"{reference}: {old.plugin.version} -> {plugin.version}, {old.digest} -> {digest}", sys.stdout)
+        versions = printable(f"{old.plugin.version} -> {plugin.version}")
+        say(f"{reference}: {versions}, {old.digest} -> {digest}", sys.stdout)
         refusal = None if args.yes else call_in_main(lambda: _confirm("Update?"))
         status = EXIT["ok"] if refusal is None else refusal
         return refusal is None
