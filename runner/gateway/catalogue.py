@@ -17,7 +17,7 @@ from runner.exceptions import PluginError, PluginFailure
 from runner.gateway.names import SEPARATOR, plugin_part
 from runner.gateway.settings import LIST_SECONDS
 from runner.gateway.tool_source import Lists, ToolSource
-from runner.gateway.translate import LISTS, Shown, UnfitEntry, shown
+from runner.gateway.translate import LISTS, MOST_VALUES, Shown, UnfitEntry, count_values, shown
 from runner.lifecycle.spec import LifecycleNews
 from runner.protocol.dialect import Notice, Progress
 from runner.session.verdict import MORE_SECONDS
@@ -242,8 +242,12 @@ class Catalogue:
         for what in LISTS:
             entries = judged.shown if what == "tools" else lists.get(what, ())
             found[what] = {}
+            left = MOST_VALUES
             for entry in entries[:MOST_ENTRIES]:
                 try:
+                    left -= count_values(entry, left)
+                    if left < 0:
+                        raise UnfitEntry(f"with it they have more than {MOST_VALUES} lists, objects and keys")
                     one = shown(what, source.name, entry, passes=source.passes)
                     if one.public in found[what]:
                         raise UnfitEntry("another one has the same name")

@@ -27,7 +27,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from runner import __version__
 from runner.gateway.catalogue import Catalogue, KnownSource
-from runner.gateway.making import GatewayCall, Made, Maker
+from runner.gateway.making import GatewayCall, Made, Maker, failed
 from runner.gateway.names import public_uri, split_uri
 from runner.gateway.questions import ClientQuestions, ClientRequest, Context, Waiting
 from runner.gateway.rate import RateLimit
@@ -35,8 +35,10 @@ from runner.gateway.settings import ClientSettings
 from runner.gateway.tool_source import ToolSource
 from runner.gateway.translate import (
     LISTS,
+    MOST_VALUES,
     Shown,
     content_result,
+    count_values,
     error_result,
     error_text,
     finished,
@@ -231,10 +233,16 @@ class ClientGateway:
         self._questions.enter(plugin, request)
         try:
             if not (request.context.meta or {}).get("progress_token"):
-                return await maker.make(call, None)
-            return await _make_with_progress(maker, request, call)
+                made = await maker.make(call, None)
+            else:
+                made = await _make_with_progress(maker, request, call)
         finally:
             self._questions.leave(plugin, request)
+        if count_values([made.value, made.data], MOST_VALUES) <= MOST_VALUES:
+            return made
+        message = f"the answer has more than {MOST_VALUES} lists, objects and keys"
+        hint = "ask for less at a time, or for a text"
+        return failed(Outcome("malformed_response", "call", message, "too_many_values", hint))
 
     async def _find(self, what: str, shown: str) -> tuple[Shown, KnownSource]:
         """Raises MCPError if this client has no such tool or prompt."""

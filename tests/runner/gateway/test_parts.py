@@ -259,6 +259,7 @@ async def test_a_list_that_takes_long_to_judge_holds_up_nobody(
     source = FakeSource("one")
     source.ready.set()
     meanwhile: list[str] = []
+    said: list[str] = []
 
     def check(*args: Any, **options: Any) -> Shown:
         trio.from_thread.run_sync(meanwhile.append, "the loop of all plugins goes on")
@@ -267,6 +268,13 @@ async def test_a_list_that_takes_long_to_judge_holds_up_nobody(
     monkeypatch.setattr("runner.gateway.catalogue.shown", check)
     catalogue = Catalogue(nursery, lambda: [source], ToolRecord.at(tmp_path / "tools"), lambda text: None)
     assert await listed(catalogue) == ["one__t"] and meanwhile
+    # Every client that asks for the list pays for all of it.
+    monkeypatch.setattr("runner.gateway.catalogue.MOST_VALUES", 1000)
+    costly = {"name": "u", "inputSchema": {"type": "object"}, "icons": [{"src": ""}] * 40}
+    source.tools = [*source.tools, *({**costly, "name": f"u{n}"} for n in range(20))]
+    catalogue = Catalogue(nursery, lambda: [source], ToolRecord.at(tmp_path / "others"), said.append)
+    assert len(await listed(catalogue)) == 12 and len(said) == 9
+    assert "more than 1000 lists, objects and keys" in said[0]
     nursery.cancel_scope.cancel()
 
 

@@ -218,10 +218,12 @@ def hostile(answers: Mapping[str, Any]) -> Ask:
 
 @pytest.mark.trio
 @pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
-async def test_no_answer_ends_the_gateway(tmp_path: Path) -> None:
+async def test_no_answer_ends_the_gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client of the newer protocol that answers questions has its calls made in a task of all clients."""
+    monkeypatch.setattr("runner.gateway.server.MOST_VALUES", 1000)
     messages: list[Any] = [1]
-    ask = hostile({"prompts/get": {"messages": messages}})
+    content: list[Any] = []
+    ask = hostile({"prompts/get": {"messages": messages}, "tools/call": {"content": content}})
     remote = RemoteSource(RemoteSettings("tracker", URL), RULE, ask)
 
     async def answer(context: Any, params: Any) -> types.ElicitResult:
@@ -240,6 +242,13 @@ async def test_no_answer_ends_the_gateway(tmp_path: Path) -> None:
                 for unsendable in ("\ud800", float("nan")):  # the SDK reads both
                     found = await remote.make(call("tool", "t", {"x": unsendable}), None)
                     assert found.error is not None and found.error["code"] == "invalid_call"
+                # One of many parts: each costs the check some 30 µs, and meanwhile nobody else is served.
+                for parts, is_refused in ((300, False), (400, True)):
+                    content[:] = [{"type": "text", "text": ""}] * parts
+                    result = await client.call_tool("tracker__t", {})
+                    assert result.is_error is is_refused
+                assert "more than 1000 lists, objects and keys" in str(result.content)
+                content[:] = [{"type": "text", "text": "done"}]
                 messages[0] = {"role": "user", "content": {"type": "text", "text": "Hello."}}
                 prompt = await client.get_prompt("tracker__p", {})
                 assert isinstance(prompt.messages[0].content, types.TextContent)
