@@ -156,6 +156,8 @@ class Catalogue:
                     await self._show(known)
                 except ApprovalsUnusable as unusable:
                     self._failed(known, str(unusable), unusable.hint)
+                except Exception as error:  # noqa: BLE001 -- a full disk, or a bug; the other plugins stay
+                    self._failed(known, f"internal: {type(error).__name__}: {error}", "")
 
     def _follow(self) -> None:
         """Take notice of plugins that have come, changed or gone."""

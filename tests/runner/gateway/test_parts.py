@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -275,6 +276,25 @@ async def test_a_list_that_takes_long_to_judge_holds_up_nobody(
     catalogue = Catalogue(nursery, lambda: [source], ToolRecord.at(tmp_path / "others"), said.append)
     assert len(await listed(catalogue)) == 12 and len(said) == 9
     assert "more than 1000 lists, objects and keys" in said[0]
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_a_record_that_cannot_be_written_ends_nobody(
+    nursery: trio.Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon reads the record again after each change of the configuration, in a task of its own."""
+    source, said = FakeSource("one"), list[str]()
+    source.ready.set()
+    catalogue = Catalogue(nursery, lambda: [source], ToolRecord.at(tmp_path / "tools"), said.append)
+    assert await listed(catalogue) == ["one__t"]
+
+    def judge(*args: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(ToolRecord, "judge", judge)
+    await catalogue.reload()
+    assert catalogue._known["one"].shown == {} and "No space left on device" in said[0]
     nursery.cancel_scope.cancel()
 
 
