@@ -12,7 +12,7 @@ import itertools
 import shlex
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import trio
 
@@ -260,7 +260,7 @@ class _RpcError(Exception):
         self.code, self.data = code, data
 
 
-def _are_objects(value: Any) -> bool:
+def _are_objects(value: Any) -> TypeGuard[list[dict[str, Any]]]:
     return isinstance(value, list) and all(isinstance(each, dict) for each in value)
 
 

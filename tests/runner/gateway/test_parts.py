@@ -8,6 +8,7 @@ import json
 import os
 import re
 import sys
+import tracemalloc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,13 +26,14 @@ from runner.gateway.catalogue import Catalogue
 from runner.gateway.http import FORGET_SECONDS, MOST_CALLERS, HttpGateway, open_gateway
 from runner.gateway.making import GatewayCall, Made, SupervisedMaker
 from runner.gateway.names import MOST_NAME, plugin_part, public_name, public_uri, split_uri
-from runner.gateway.questions import ClientQuestions
+from runner.gateway.questions import ClientQuestions, ClientRequest
 from runner.gateway.rate import RateLimit
 from runner.gateway.server import ClientGateway
 from runner.gateway.settings import ClientSettings, GatewaySettings, read_settings
 from runner.gateway.tool_source import Lists
 from runner.gateway.translate import Shown, shown
 from runner.outcome import Outcome
+from runner.protocol.dialect import Notice
 from runner.serve.mounted import CannotMount, DaemonParts, Mounted
 from runner.serve.refusal import Refused
 from sandbox.document.diagnostic import DocumentError
@@ -420,6 +422,47 @@ async def test_a_session_that_does_not_read_keeps_no_news_from_others(
     catalogue.on_changed[0]("tools")
     with trio.fail_after(60):
         await told.wait()
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_news_for_a_client_that_does_not_read_are_small(nursery: trio.Nursery, tmp_path: Path) -> None:
+    """A plugin can send messages of 16 MiB faster than a client reads: 256 of them wait."""
+    catalogue = Catalogue(nursery, list, ToolRecord.at(tmp_path / "tools"), lambda text: None)
+    questions, told = ClientQuestions(), list[Any]()
+    client: Any
+
+    class Chatty:
+        async def make(self, call: GatewayCall, on_progress: Any) -> Made:
+            for number in range(300):
+                client.hear("one", Notice("log", {"level": "info", "data": "x" * (1 << 20)}))
+                client.hear("one", Notice("log", {"level": "info", "data": [["x" * (1 << 20)], number]}))
+                client.hear("one", Notice("changed", {"resource": "x:" + "y" * (1 << 20)}))
+                on_progress({"progress": number, "message": "x" * (1 << 20)})
+            told.append(tracemalloc.get_traced_memory()[0])
+            return Made("done")
+
+    client = ClientGateway(catalogue, Chatty(), questions, "me", ClientSettings(), nursery)
+    sent: list[Any] = []
+
+    async def send(*args: Any) -> None:
+        sent.append(args)
+
+    session = SimpleNamespace(send_log_message=send, report_progress=send)
+    context: Any = SimpleNamespace(session=session, request=None, meta={"progress_token": 1})
+    request = ClientRequest(client, context, "tool t")
+    tracemalloc.start()
+    try:
+        made = await client._make(request, FakeSource("one"), "t", {}, "tool")
+    finally:
+        tracemalloc.stop()
+    assert made.value == "done" and told[0] < 32 << 20
+    await trio.testing.wait_all_tasks_blocked()
+    data = [args[1] for args in sent if args[0] == "info"]
+    assert max(map(len, data)) <= 16 << 10 and "too large for the gateway" in data[1]
+    client.hear("one", Notice("log", {"level": "info", "data": {"fields": list(range(300))}}))
+    await trio.testing.wait_all_tasks_blocked()
+    assert sent[-1][1] == {"fields": list(range(300))}  # the control: a usual one passes as it is
     nursery.cancel_scope.cancel()
 
 

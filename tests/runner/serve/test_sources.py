@@ -46,9 +46,12 @@ def test_a_tar_that_others_can_write_is_not_unpacked(
     """It could fill root's disk: what is unpacked stays."""
     unpacked: list[str] = []
     put_plugins(plugin_dir)
-    monkeypatch.setattr(
-        "runner.manifest.unpack.unpack", lambda path: unpacked.append(path) or str(plugin_dir / "devkit")
-    )
+
+    def unpack(path: str) -> str:
+        unpacked.append(path)
+        return str(plugin_dir / "devkit")
+
+    monkeypatch.setattr("runner.manifest.unpack.unpack", unpack)
     tar = plugin_dir / "devkit.tar"
     for mode, is_used in ((0o666, False), (0o644, True)):
         tar.touch()
