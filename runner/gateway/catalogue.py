@@ -7,7 +7,7 @@ told later that there is more.
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
-from functools import partial
+from time import thread_time
 
 import trio
 
@@ -17,15 +17,17 @@ from runner.exceptions import PluginError, PluginFailure
 from runner.gateway.names import SEPARATOR, plugin_part
 from runner.gateway.settings import LIST_SECONDS
 from runner.gateway.tool_source import Lists, ToolSource
-from runner.gateway.translate import LISTS, Shown, UnfitEntry, shown
+from runner.gateway.translate import LISTS, MOST_VALUES, Shown, UnfitEntry, count_values, shown
 from runner.lifecycle.spec import LifecycleNews
 from runner.protocol.dialect import Notice, Progress
 from runner.session.verdict import MORE_SECONDS
 from sandbox.document.diagnostic import printable, quoted
+from sandbox.speed.value import NamedTuple
 
 MOST_ENTRIES = MOST_OTHERS  # of one list of one plugin
 _AGAIN_SECONDS = 10.0  # after a failure, before the plugin is asked again for a list
 _PAUSE_SECONDS = 1.0  # between two lists of one plugin
+_REST = 20  # times as long as its last list took to judge, a plugin's next one waits: it says how large it is
 _MOST_WITHHELD_TOLD = 10
 
 
@@ -41,11 +43,20 @@ class KnownSource:
         self.fault = ""  # why there is nothing
         self.remarks: tuple[str, ...] = ()  # what is withheld, and why
         self.failed_at = -_AGAIN_SECONDS
-        self.asked_at = -_PAUSE_SECONDS
+        self.ask_after = 0.0  # seconds, by trio's clock
         self.missed = False  # somebody was answered without it
         self.asking = False
         self.stale = False  # it has changed while it was asked
         self.done = trio.Event()
+
+
+class _MadeLists(NamedTuple):
+    """What clients see of the lists of one plugin."""
+
+    shown: Mapping[str, Mapping[str, Shown]]
+    withheld: tuple[WithheldTool, ...]
+    remarks: tuple[str, ...]
+    seconds: float  # of processor time that it took
 
 
 class Catalogue:
@@ -59,8 +70,8 @@ class Catalogue:
         seconds: float = LIST_SECONDS,
         trust_first: bool = True,
     ) -> None:
-        """`sources`: those that there are now. `seconds`: how long a list waits for plugins. `trust_first`:
-        whether tools of a plugin that was never seen are shown."""
+        """`sources`: those that there are now; of two with one name the first counts. `seconds`: how long a
+        list waits for plugins. `trust_first`: whether tools of a plugin that was never seen are shown."""
         self._nursery = nursery
         self._sources = sources
         self._record = record
@@ -145,6 +156,8 @@ class Catalogue:
                     await self._show(known)
                 except ApprovalsUnusable as unusable:
                     self._failed(known, str(unusable), unusable.hint)
+                except Exception as error:  # noqa: BLE001 -- a full disk, or a bug; the other plugins stay
+                    self._failed(known, f"internal: {type(error).__name__}: {error}", "")
 
     def _follow(self) -> None:
         """Take notice of plugins that have come, changed or gone."""
@@ -176,8 +189,8 @@ class Catalogue:
         try:
             while True:
                 # A plugin may announce changes as often as it likes.
-                await trio.sleep_until(known.asked_at + _PAUSE_SECONDS)
-                known.asked_at = trio.current_time()
+                await trio.sleep_until(known.ask_after)
+                known.ask_after = trio.current_time() + _PAUSE_SECONDS
                 known.stale, known.fault = False, ""
                 known.lists = await known.source.lists()
                 await self._show(known)
@@ -209,14 +222,24 @@ class Catalogue:
 
     async def _show(self, known: KnownSource) -> None:
         """Make what clients see of what the plugin gave."""
-        source, given = known.source, known.lists
-        lists = given or {}
-        judge = partial(self._record.judge, trust_first=self._trust_first and not source.moved)
-        judged = await trio.to_thread.run_sync(judge, source.identity, lists)
+        given = known.lists
+        # In a thread: a plugin can make this work take seconds, and other plugins must not wait for it.
+        made = await trio.to_thread.run_sync(self._make_lists, known.source, given or {})
+        known.ask_after = max(known.ask_after, trio.current_time() + _REST * made.seconds)
         if known.lists is not given:
             return  # it gave another list meanwhile, which is judged too
-        name = source.name
-        known.withheld = tuple(judged.withheld)
+        known.withheld, found, remarks = made.withheld, made.shown, made.remarks
+        was, known.shown = known.shown, found
+        told, known.remarks = frozenset(known.remarks), remarks
+        for each in [each for each in remarks if each not in told][:_MOST_WITHHELD_TOLD]:
+            self._say(each)
+        if was and was != found and not known.missed:
+            self._tell(what for what in LISTS if was.get(what) != found[what])
+
+    def _make_lists(self, source: ToolSource, lists: Lists) -> _MadeLists:
+        began, name = thread_time(), source.name
+        trust_first = self._trust_first and not source.moved
+        judged = self._record.judge(source.identity, lists, trust_first=trust_first)
         look = f"; to see the change and accept it: {source.look}"
         remarks = [
             f"{name}: {quoted(one.name)} is withheld: {one.reason}{look * one.acceptable}"
@@ -226,8 +249,12 @@ class Catalogue:
         for what in LISTS:
             entries = judged.shown.get(what, [])
             found[what] = {}
+            left = MOST_VALUES
             for entry in entries[:MOST_ENTRIES]:
                 try:
+                    left -= count_values(entry, left)
+                    if left < 0:
+                        raise UnfitEntry(f"with it they have more than {MOST_VALUES} lists, objects and keys")
                     one = shown(what, source.name, entry, passes=source.passes)
                     if one.public in found[what]:
                         raise UnfitEntry("another one has the same name")
@@ -238,13 +265,8 @@ class Catalogue:
                 found[what][one.public] = one
             if max(len(entries), len(lists.get(what, ()))) > MOST_ENTRIES:
                 remarks.append(f"{name}: only the first {MOST_ENTRIES} of its {what} are shown")
-        was, known.shown = known.shown, found
-        fresh = [printable(each) for each in remarks if printable(each) not in known.remarks]
-        known.remarks = tuple(map(printable, remarks))
-        for each in fresh[:_MOST_WITHHELD_TOLD]:
-            self._say(each)
-        if was and was != found and not known.missed:
-            self._tell(what for what in LISTS if was.get(what) != found[what])
+        told = tuple(map(printable, remarks))
+        return _MadeLists(found, tuple(judged.withheld), told, thread_time() - began)
 
     def _tell(self, lists: Iterable[str]) -> None:
         for what in lists:

@@ -65,10 +65,14 @@ class DeskMaker:
             return failed(Outcome("launch_failed", "call", str(unknown), "unknown_plugin"))
         assert not isinstance(row, CallAnswer)  # that is for calls with a key
         answers: list[CallAnswer] = []
+        bugs: list[Exception] = []
         done = trio.Event()
 
         async def make() -> None:
-            answers.append(await self._desk.make(row, asked, on_progress))
+            try:
+                answers.append(await self._desk.make(row, asked, on_progress))
+            except Exception as bug:  # noqa: BLE001 -- raised below: the daemon and its other calls go on
+                bugs.append(bug)
             done.set()
 
         # In a task of its own: a client that gives up is another outcome than a daemon that ends.
@@ -78,6 +82,8 @@ class DeskMaker:
         except trio.Cancelled:
             self._desk.give_up(row.id)
             raise
+        if bugs:
+            raise bugs[0]
         document = answers[0].document
         if answers[0].is_ok:
             return Made(document["value"])
@@ -186,7 +192,7 @@ class HttpGateway:
             remote.maker = LedgerMaker(remote, parts.ledger)
         self._catalogue = Catalogue(
             nursery,
-            lambda: [*(SupervisedSource(each, supervisor) for each in sources()), *remotes],
+            lambda: [*remotes, *(SupervisedSource(each, supervisor) for each in sources())],
             ToolRecord.at(tools_folder(environ)),
             say,
             trust_first=settings.trust_first,

@@ -68,7 +68,7 @@ class ClientRequest:
         with self.scope:
             try:
                 self.result = await work(self)
-            except MCPError as error:
+            except Exception as error:  # noqa: BLE001 -- also a bug: the client is told, and nobody else ends
                 self.error = error
         if self.scope.cancelled_caught:
             message = f"no reply to the plugin's question came within {REPLY_SECONDS:g} seconds"

@@ -12,7 +12,7 @@ import itertools
 import shlex
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import trio
 
@@ -38,6 +38,12 @@ _VERSION = "2025-11-25"
 _CALL_SECONDS = 60.0
 _COMMAND_SECONDS = 30.0
 _MOST_PAGES = 20
+_MOST_LISTED_BYTES = 8 << 20  # of all pages of one list, as they came: in memory they take many times as much
+_LIST_SECONDS = 120.0  # for all lists together, with the handshake
+_MOST_CALLS = 32  # at once: each may hold an answer of 12 MiB, and what that is in memory
+# Of an answer that is a stream of events. Each is parsed by itself: 12 MiB of tiny ones take half a minute.
+_MOST_LINES = 100_000
+_LARGE_BYTES = 16 << 10  # of an answer that is parsed in another thread: as events it may take 50 ms
 _MOST_MESSAGE = 2000  # characters of what the server says about an error
 _CODES: Mapping[str, Code] = {"denied": "policy_denied", "timeout": "timeout"}
 _CALLS = {"tool": "tools/call", "prompt": "prompts/get", "resource": "resources/read"}
@@ -69,6 +75,7 @@ class RemoteSource:
         self._ask = ask or self._fetch
         self._numbers = itertools.count(1)
         self._turn = trio.Lock()
+        self._calls = 0  # under way
         self._headers: tuple[tuple[str, str], ...] | None = None  # of a session that has begun
         self._offered: Mapping[str, Any] = {}
 
@@ -76,23 +83,30 @@ class RemoteSource:
         return content_result(self.name, value)
 
     async def lists(self) -> Lists:
-        async with self._turn:
-            self._headers = None  # another token, or another version of the server
-        await self._session()
-        return {what: await self._list(what) for what in LISTS if _OFFERED[what] in self._offered}
+        with trio.move_on_after(_LIST_SECONDS):
+            async with self._turn:
+                self._headers = None  # another token, or another version of the server
+            await self._session()
+            return {what: await self._list(what) for what in LISTS if _OFFERED[what] in self._offered}
+        raise _failure("timeout", f"its lists took more than {_LIST_SECONDS:g} s")
 
     async def _list(self, what: str) -> list[Mapping[str, Any]]:
         method, key, _ = LISTS[what]
         found: list[Mapping[str, Any]] = []
         params: dict[str, Any] = {}
+        size = 0
         for _ in range(_MOST_PAGES):
             try:
-                page = await self._request(method, params)
+                page, more = await self._request(method, params)
             except _RpcError as error:
                 raise _failure("plugin_error", f"it refuses {method}: {error}", str(error.code)) from None
             entries = page.get(key)
-            if not isinstance(entries, list) or not all(isinstance(each, dict) for each in entries):
+            if not _are_objects(entries):
                 raise _failure("malformed_response", f"its answer to {method} has no list of {key}")
+            size += more
+            if size > _MOST_LISTED_BYTES:
+                message = f"its answers to {method} have more than {_MOST_LISTED_BYTES >> 20} MiB"
+                raise _failure("malformed_response", message)
             found += entries
             if not isinstance(page.get("nextCursor"), str):
                 return found
@@ -100,17 +114,27 @@ class RemoteSource:
         raise _failure("malformed_response", f"its answer to {method} has more than {_MOST_PAGES} pages")
 
     async def make(self, call: GatewayCall, on_progress: OnProgress | None) -> Made:
+        if self._calls >= _MOST_CALLS:
+            message = f"{_MOST_CALLS} calls to this server are under way, which is the most"
+            return failed(Outcome("overloaded", "call", message, "calls", "call again later"))
+        self._calls += 1
+        try:
+            return await self._make(call)
+        finally:
+            self._calls -= 1
+
+    async def _make(self, call: GatewayCall) -> Made:
         given = (
             {"uri": call.name} if call.kind == "resource" else {"name": call.name, "arguments": call.input}
         )
         method, params = (call.name, call.input) if call.kind == "method" else (_CALLS[call.kind], given)
         try:
-            value = await self._request(method, params)
+            value, _ = await self._request(method, params)
         except PluginFailure as failure:
             return failed(failure.outcome)
         except _RpcError as error:
             return failed(Outcome("plugin_error", "call", str(error), str(error.code)), error.data)
-        if call.kind in _PARTS and not isinstance(value.get(_PARTS[call.kind]), list):
+        if call.kind in _PARTS and not _are_objects(value.get(_PARTS[call.kind])):
             message = f"its answer to {method} has no list of {_PARTS[call.kind]}"
             return failed(Outcome("malformed_response", "call", message, "bad_type"))
         if call.kind == "tool" and value.get("isError") is True:
@@ -132,7 +156,7 @@ class RemoteSource:
             number = next(self._numbers)
             answer = await self._post("initialize", asked, headers, number)
             try:
-                said = _result(answer, number)
+                said = await _result(answer, number)
             except _RpcError as error:
                 raise _failure("handshake_failed", f"it refuses the handshake: {error}") from None
             version, offered = said.get("protocolVersion"), said.get("capabilities")
@@ -145,8 +169,8 @@ class RemoteSource:
             self._headers, self._offered = headers, offered
             return headers
 
-    async def _request(self, method: str, params: Any) -> dict[str, Any]:
-        """Raises PluginFailure and _RpcError."""
+    async def _request(self, method: str, params: Any) -> tuple[dict[str, Any], int]:
+        """The result, and the bytes of the answer that had it. Raises PluginFailure and _RpcError."""
         headers = await self._session()
         number = next(self._numbers)
         answer = await self._post(method, params, headers, number)
@@ -156,7 +180,7 @@ class RemoteSource:
                     self._headers = None
             headers = await self._session()
             answer = await self._post(method, params, headers, number)
-        return _result(answer, number)
+        return await _result(answer, number), len(answer.body)
 
     async def _post(
         self, method: str, params: Any, headers: tuple[tuple[str, str], ...], number: int | None
@@ -165,7 +189,11 @@ class RemoteSource:
         message |= {} if number is None else {"id": number}
         message |= {} if params is None else {"params": params}
         usual = (("Content-Type", "application/json"), ("Accept", "application/json, text/event-stream"))
-        request = HttpsRequest(self._settings.url, "POST", (*usual, *headers), wire.encode(message))
+        try:
+            body = wire.encode(message)
+        except ValueError as error:  # a client may send what the SDK reads and JSON has not
+            raise _failure("invalid_call", f"the input cannot be sent: {error}", "bad_json") from None
+        request = HttpsRequest(self._settings.url, "POST", (*usual, *headers), body)
         try:
             answer = await self._ask(request)
         except FetchFailed as error:
@@ -233,8 +261,18 @@ class _RpcError(Exception):
         self.code, self.data = code, data
 
 
-def _result(answer: HttpsResponse, number: int) -> dict[str, Any]:
+def _are_objects(value: Any) -> TypeGuard[list[dict[str, Any]]]:
+    return isinstance(value, list) and all(isinstance(each, dict) for each in value)
+
+
+async def _result(answer: HttpsResponse, number: int) -> dict[str, Any]:
     """The result of the request with this number. Raises PluginFailure and _RpcError."""
+    if len(answer.body) <= _LARGE_BYTES:
+        return _read_result(answer, number)
+    return await trio.to_thread.run_sync(_read_result, answer, number)
+
+
+def _read_result(answer: HttpsResponse, number: int) -> dict[str, Any]:
     kinds = [value for name, value in answer.headers if name.lower() == "content-type"]
     try:
         streamed = bool(kinds) and kinds[0].lower().startswith("text/event-stream")
@@ -254,8 +292,11 @@ def _result(answer: HttpsResponse, number: int) -> dict[str, Any]:
 
 def _events(body: bytes) -> list[Any]:
     """The data of server-sent events. Raises ValueError."""
+    text = body.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    if text.count(b"\n") > _MOST_LINES:
+        raise ValueError(f"its events have more than {_MOST_LINES} lines")
     found = []
-    for event in body.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n\n"):
+    for event in text.split(b"\n\n"):
         lines = [line[5:].removeprefix(b" ") for line in event.split(b"\n") if line.startswith(b"data:")]
         if any(lines):
             found.append(wire.decode(b"\n".join(lines)))

@@ -27,7 +27,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from runner import __version__
 from runner.gateway.catalogue import Catalogue, KnownSource
-from runner.gateway.making import GatewayCall, Made, Maker
+from runner.gateway.making import GatewayCall, Made, Maker, failed
 from runner.gateway.names import public_uri, split_uri
 from runner.gateway.questions import ClientQuestions, ClientRequest, Context, Waiting
 from runner.gateway.rate import RateLimit
@@ -35,8 +35,10 @@ from runner.gateway.settings import ClientSettings
 from runner.gateway.tool_source import ToolSource
 from runner.gateway.translate import (
     LISTS,
+    MOST_VALUES,
     Shown,
     content_result,
+    count_values,
     error_result,
     error_text,
     finished,
@@ -48,8 +50,9 @@ from runner.gateway.translate import (
 from runner.outcome import Outcome
 from runner.protocol.dialect import Notice, Progress
 from runner.protocol.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS
+from runner.protocol.memory import size_of
 from runner.serve.refusal import outcome_error
-from sandbox.document.diagnostic import quoted
+from sandbox.document.diagnostic import cut, quoted
 
 _RESOURCE_NOT_FOUND = -32002
 _LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
@@ -59,6 +62,7 @@ _MOST_SESSIONS = 256  # that are told of changes
 _MOST_SUBSCRIBED = 256  # resources of one session
 _TELL_SECONDS = 5.0
 _MOST_NEWS = 256  # that wait for a client that does not read
+_MOST_LOG_BYTES, _MOST_LOG_PARTS = 16 << 10, 1000  # of one message, in memory
 _CHANGES: Mapping[str, tuple[ServerEvent, str]] = {  # the newer protocol's event, the older one's method
     "tools": (ToolsListChanged(), "send_tool_list_changed"),
     "prompts": (PromptsListChanged(), "send_prompt_list_changed"),
@@ -231,10 +235,16 @@ class ClientGateway:
         self._questions.enter(plugin, request)
         try:
             if not (request.context.meta or {}).get("progress_token"):
-                return await maker.make(call, None)
-            return await _make_with_progress(maker, request, call)
+                made = await maker.make(call, None)
+            else:
+                made = await _make_with_progress(maker, request, call)
         finally:
             self._questions.leave(plugin, request)
+        if count_values([made.value, made.data], MOST_VALUES) <= MOST_VALUES:
+            return made
+        message = f"the answer has more than {MOST_VALUES} lists, objects and keys"
+        hint = "ask for less at a time, or for a text"
+        return failed(Outcome("malformed_response", "call", message, "too_many_values", hint))
 
     async def _find(self, what: str, shown: str) -> tuple[Shown, KnownSource]:
         """Raises MCPError if this client has no such tool or prompt."""
@@ -283,7 +293,9 @@ class ClientGateway:
             return
         if event.kind == "log":
             self._heard_log(plugin, event.value)
-        elif event.kind == "changed" and isinstance(uri := event.value.get("resource"), str):
+            return
+        uri = event.value.get("resource") if event.kind == "changed" else None
+        if isinstance(uri, str) and len(uri) <= _MOST_URI:  # nobody can subscribe to a longer one
             self._resource_changed(public_uri(plugin, uri))
 
     def _heard_log(self, plugin: str, value: Mapping[str, Any]) -> None:
@@ -292,9 +304,9 @@ class ClientGateway:
         if request is None or request.client is not self:
             return
         level = value.get("level") if value.get("level") in _LEVELS else "info"
-        context, logger = request.context, str(value.get("logger") or "")[:100]
-        name = f"{plugin}/{logger}" if logger else plugin
-        self._post(lambda: self._log(context, str(level), name, value.get("data")))
+        context, logger = request.context, value.get("logger")
+        name = f"{plugin}/{logger[:100]}" if isinstance(logger, str) and logger else plugin
+        self._post(partial(self._log, context, str(level), name, _short(value.get("data"))))
 
     def _resource_changed(self, uri: str) -> None:
         self._post(partial(self._bus.publish, ResourceUpdated(uri)))
@@ -374,25 +386,36 @@ class ClientGateway:
 
 
 async def _make_with_progress(maker: Maker, request: ClientRequest, call: GatewayCall) -> Made:
-    send, receive = trio.open_memory_channel[Mapping[str, Any]](_MOST_NEWS)
+    send, receive = trio.open_memory_channel[tuple[float, float | None, str | None]](_MOST_NEWS)
+    count = 0
 
     def take(value: Mapping[str, Any]) -> None:
+        nonlocal count
+        count += 1
         try:
-            send.send_nowait(value)
+            send.send_nowait(progress_of(value, count))  # not the value, which may be a whole frame
         except trio.WouldBlock:
             pass  # the client does not read: it misses some
 
     async def pass_on() -> None:
-        count = 0
-        async for value in receive:
-            count += 1
-            await request.context.session.report_progress(*progress_of(value, count))
+        async for progress in receive:
+            await request.context.session.report_progress(*progress)
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pass_on)
         with send:
             made = await maker.make(call, take)
     return made
+
+
+def _short(data: Any) -> Any:
+    """What a plugin logs, with a bound: up to _MOST_NEWS of these wait for a client that does not read."""
+    if isinstance(data, str):
+        return cut(data, _MOST_LOG_BYTES)
+    size = size_of(data, _MOST_LOG_PARTS)
+    if size is None or size > _MOST_LOG_BYTES:
+        return "a log message that is too large for the gateway: the plugin's own log may have it"
+    return data
 
 
 def _key(context: Context) -> str:

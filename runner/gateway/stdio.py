@@ -97,7 +97,7 @@ class StdioGateway:
             sources, remotes = self._roster.sources, self._remotes
             self._catalogue = Catalogue(
                 nursery,
-                lambda: [*(SupervisedSource(each, supervisor) for each in sources()), *remotes],
+                lambda: [*remotes, *(SupervisedSource(each, supervisor) for each in sources())],
                 self._record,
                 self._say,
                 seconds=self._options.list_seconds,

@@ -9,8 +9,8 @@ it is copied (runner/install/store.py), and only the copy is read.
 
 from __future__ import annotations
 
+import codecs
 import io
-import json
 import os
 import platform
 import re
@@ -37,13 +37,15 @@ from runner.install.store import (
     copy_tree,
     remove_tree,
 )
+from runner.protocol import wire
 from sandbox import process
-from sandbox.document.diagnostic import printable
+from sandbox.document.diagnostic import cut, printable
 from sandbox.speed.value import NamedTuple
 
 _LONGEST_SAID = 64 << 10
 _LONGEST_LIST = 64 << 20
 _LINES_SHOWN = 12
+_LONGEST_LINE = 500  # characters of a line that is shown
 _LONGEST_NAME = 200  # bytes, of a command
 _TICK_SECONDS = 0.25
 _NAME = "runner-install"
@@ -434,7 +436,7 @@ class _Cage(NamedTuple):
         if client.returncode:
             # The hint names the option of `runner run`; ours has another name.
             lines = [
-                printable(re.sub(r"--limit (disk|deadline)=…", r"--\1", each))
+                cut(printable(re.sub(r"--limit (disk|deadline)=…", r"--\1", each)), _LONGEST_LINE)
                 for each in text.decode(errors="replace").splitlines()
                 if each.strip() and "A complete log of this run" not in each  # it is gone by then
             ]
@@ -464,10 +466,11 @@ def _tar(files: Sequence[tuple[str, bytes]]) -> bytes:
 
 
 def _read_json(path: str) -> dict[str, Any]:
+    """Raises BadContent, also for a document that would take much memory: a package chooses its size."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(fd, "rb") as file:
-            data = json.loads(file.read(_LONGEST_LIST))
-    except (OSError, ValueError, RecursionError) as error:
+            data = wire.decode(file.read(_LONGEST_LIST).removeprefix(codecs.BOM_UTF8))
+    except (OSError, ValueError) as error:
         raise BadContent(f"{os.path.basename(path)} cannot be read: {printable(str(error))[:200]}") from None
     return data if isinstance(data, dict) else {}

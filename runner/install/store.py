@@ -28,7 +28,7 @@ from sandbox import look
 from sandbox.document.diagnostic import printable
 from sandbox.files import write_all
 from sandbox.identity import removal
-from sandbox.identity.accounts import is_private_group
+from sandbox.identity.accounts import only_private_group_writes
 from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
 from sandbox.speed.value import NamedTuple
 
@@ -331,7 +331,7 @@ def _require_own_status(path: str, status: os.stat_result, *, is_shared: bool = 
             f"chown -h {os.geteuid()} {printable(path)}",
         )
     writers = status.st_mode & 0o022
-    if writers == 0o020 and is_private_group(status.st_gid):  # a home with umask 002
+    if writers == 0o020 and only_private_group_writes(path, status.st_gid):  # a home with umask 002
         return
     if writers and not is_shared:
         raise StoreRefused(

@@ -13,6 +13,7 @@ import errno
 import hashlib
 import os
 import secrets
+import stat
 import tarfile
 import zlib
 from collections.abc import Iterable, Iterator
@@ -141,7 +142,7 @@ def unpack(path: str) -> str:
     """The folder with the package of the tar. Raises DocumentError."""
     look.doubt(f"{path} is a tar, whose content is read each time")
     try:
-        with open(path, "rb") as file, _open_parent() as (place, parent):
+        with _open_tar(path) as file, _open_parent() as (place, parent):
             digest = _Sequential(file, MOST_BYTES).drain()
             if not os.path.isdir(os.path.join(place, digest)):
                 file.seek(0)
@@ -154,6 +155,15 @@ def unpack(path: str) -> str:
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         message, hint = f"the package cannot be unpacked: {why}", "unpack it yourself, and give the folder"
         raise _refused(path, message, hint) from None
+
+
+def _open_tar(path: str) -> IO[bytes]:
+    """Raises UnfitTar and OSError. To open a pipe is to wait for who writes to it; a device has no end."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise UnfitTar("it is not a regular file")
+    return open(fd, "rb")
 
 
 def _refused(path: str, message: str, hint: str) -> DocumentError:

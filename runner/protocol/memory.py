@@ -130,9 +130,9 @@ class BoundedCache(Generic[_T]):
         self._share.held = 0
 
 
-def size_of(value: Any) -> int | None:
-    """Bytes that a small JSON value takes in memory. None: it has too many parts to measure."""
-    size, left = 0, _MOST_PARTS
+def size_of(value: Any, most_parts: int = _MOST_PARTS) -> int | None:
+    """Bytes that a small JSON value takes in memory. None: it has more parts than these."""
+    size, left = 0, most_parts
     parts = [value]
     while parts:
         part = parts.pop()

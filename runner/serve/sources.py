@@ -94,14 +94,15 @@ def _has_manifest(folder: str) -> bool:
 
 
 def _read(path: str, faults: list[SourceFault]) -> list[PluginSource]:
-    try:
-        manifest = find(path).path
-    except DocumentError:
-        manifest = path  # `load` reports it
-    # In a folder that nobody else can write there may be a file that everybody can.
-    fault = trust_fault(path, "the configuration", private_groups=True) or trust_fault(
-        manifest, "the manifest", private_groups=True
-    )
+    # Before anything of it is read: a tar is unpacked to find the manifest.
+    fault = trust_fault(path, "the configuration", private_groups=True)
+    if fault is None:
+        try:
+            manifest = find(path).path
+        except DocumentError:
+            manifest = path  # `load` reports it
+        # In a folder that nobody else can write there may be a file that everybody can.
+        fault = trust_fault(manifest, "the manifest", private_groups=True)
     if fault is not None:
         # What it was is no answer: the next start would read it again.
         faults.append(SourceFault(path, f"it is not used: {fault[0]}; {fault[1]}", keeps=False))

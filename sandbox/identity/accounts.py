@@ -3,6 +3,7 @@ server knows is named by its uid."""
 
 from __future__ import annotations
 
+import errno
 import os
 
 from sandbox import look
@@ -81,6 +82,21 @@ def is_private_group(gid: int, *, group: str = GROUP, passwd: str = PASSWD) -> b
     members = {name for fields in listed for name in fields[3].split(",") if name}
     members |= {fields[0] for fields in accounts if fields[3] == str(gid)}
     return members <= own
+
+
+def only_private_group_writes(path: str, gid: int) -> bool:
+    """Whether the group's right to write `path`, which its mode shows, is that of a private group alone. If
+    the file has an access control list, the mode shows the list's mask there, and others may be on the list.
+    """
+    return is_private_group(gid) and not _has_access_list(path)
+
+
+def _has_access_list(path: str) -> bool:
+    try:
+        look.getxattr(path, "system.posix_acl_access")
+    except OSError as error:
+        return error.errno not in (errno.ENODATA, errno.EOPNOTSUPP)
+    return True
 
 
 def expected_refusal(path: str, account: Account) -> tuple[str, str] | None:

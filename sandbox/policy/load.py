@@ -164,8 +164,8 @@ def trust_fault(
 ) -> tuple[str, str] | None:
     """Return (reason, remedy) if a user other than root and our own could change the file at `path`.
 
-    `name`: what messages call the file. `private_groups`: a group may write if nobody else is in it. Many
-    systems make such a group for each user.
+    `name`: what messages call the file. `private_groups`: a group may write if nobody else is in it, and if
+    no access control list names others. Many systems make such a group for each user.
 
     Every directory above counts, because a user who may write to one can replace the tree below it. So does
     every link on the way, with the directories above it. In a sticky directory such as /tmp a user can
@@ -178,9 +178,9 @@ def trust_fault(
                 status = look.lstat(place)
                 fault = _weak_spot(place, status, _part(place, end, real, name))
                 if fault is not None and private_groups and _only_group_writes(status):
-                    from sandbox.identity.accounts import is_private_group
+                    from sandbox.identity.accounts import only_private_group_writes
 
-                    fault = None if is_private_group(status.st_gid) else fault
+                    fault = None if only_private_group_writes(place, status.st_gid) else fault
                 if fault is not None and not _is_unchangeable(place):
                     reason, *ways = fault
                     return reason, _remedy(place, *ways)

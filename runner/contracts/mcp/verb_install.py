@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from runner.install.fetch import FetchLimits
     from runner.install.registry import Registries
     from runner.install.request import Request
-    from runner.install.store import Installed, Store
+    from runner.install.store import Installed, Locked, Store
     from runner.oci.stored import StoredPackage
     from runner.plugin import Plugin
 
@@ -438,7 +438,8 @@ def _update_reference(args: argparse.Namespace, store: Store, request: Request) 
         nonlocal status
         if old is None or old.digest == digest:
             return True
-        say(f"{reference}: {old.plugin.version} -> {plugin.version}, {old.digest} -> {digest}", sys.stdout)
+        versions = printable(f"{old.plugin.version} -> {plugin.version}")
+        say(f"{reference}: {versions}, {old.digest} -> {digest}", sys.stdout)
         refusal = None if args.yes else call_in_main(lambda: _confirm("Update?"))
         status = EXIT["ok"] if refusal is None else refusal
         return refusal is None
@@ -628,15 +629,22 @@ def _update(named: Mapping[Store, Sequence[Installed]], args: argparse.Namespace
     return status
 
 
-def _differences(store: Store, old: Installed, new: Sequence[tuple[str, str, str]]) -> list[str]:
+def _differences(store: Store, old: Installed, new: Sequence[Locked]) -> list[str]:
+    """A line for each package that changes. A version that is another archive now is told too: at npm's own
+    registry no publisher can do that, so somebody else may have."""
+    from runner.install.store import Locked
+
     known = store.lock_of(old.set_name)
-    before = {} if known is None else {name: version for name, version, _ in known.packages}
-    after = {name: version for name, version, _ in new}
-    return [
-        f"{printable(name)}: {printable(before.get(name, 'none'))} -> {printable(after.get(name, 'none'))}"
-        for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name)
-    ] or ["the same versions, with other files"]
+    before = {} if known is None else {each.name: each for each in known.packages}
+    after = {each.name: each for each in new}
+    lines = []
+    for name in sorted(before.keys() | after.keys()):
+        was, now = (found.get(name, Locked(name, "none", "")) for found in (before, after))
+        if was.version != now.version:
+            lines.append(printable(f"{name}: {was.version} -> {now.version}"))
+        elif was.integrity != now.integrity:
+            lines.append(printable(f"{name}: still {now.version}, but the registry gives another archive"))
+    return lines or ["the same packages"]
 
 
 def _versions(installed: Installed) -> str:

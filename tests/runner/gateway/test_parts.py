@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
 import os
 import re
 import sys
+import tracemalloc
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,12 +27,14 @@ from runner.gateway.catalogue import Catalogue
 from runner.gateway.http import FORGET_SECONDS, MOST_CALLERS, HttpGateway, open_gateway
 from runner.gateway.making import GatewayCall, Made, SupervisedMaker
 from runner.gateway.names import MOST_NAME, plugin_part, public_name, public_uri, split_uri
-from runner.gateway.questions import ClientQuestions
+from runner.gateway.questions import ClientQuestions, ClientRequest
 from runner.gateway.rate import RateLimit
 from runner.gateway.server import ClientGateway
 from runner.gateway.settings import ClientSettings, GatewaySettings, read_settings
 from runner.gateway.tool_source import Lists
+from runner.gateway.translate import Shown, shown
 from runner.outcome import Outcome
+from runner.protocol.dialect import Notice
 from runner.serve.mounted import CannotMount, DaemonParts, Mounted
 from runner.serve.refusal import Refused
 from sandbox.document.diagnostic import DocumentError
@@ -286,6 +291,76 @@ async def test_a_list_that_was_replaced_while_it_was_judged(
 
 
 @pytest.mark.trio
+async def test_a_list_that_takes_long_to_judge_holds_up_nobody(
+    nursery: trio.Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plugin can give entries that take seconds to check, and say at once that they have changed."""
+    source = FakeSource("one")
+    source.ready.set()
+    meanwhile: list[str] = []
+    said: list[str] = []
+
+    def check(*args: Any, **options: Any) -> Shown:
+        trio.from_thread.run_sync(meanwhile.append, "the loop of all plugins goes on")
+        return shown(*args, **options)
+
+    monkeypatch.setattr("runner.gateway.catalogue.shown", check)
+    catalogue = Catalogue(nursery, lambda: [source], ToolRecord.at(tmp_path / "tools"), lambda text: None)
+    assert await listed(catalogue) == ["one__t"] and meanwhile
+    # Every client that asks for the list pays for all of it.
+    monkeypatch.setattr("runner.gateway.catalogue.MOST_VALUES", 1000)
+    costly = {"name": "u", "inputSchema": {"type": "object"}, "icons": [{"src": ""}] * 40}
+    source.tools = [*source.tools, *({**costly, "name": f"u{n}"} for n in range(20))]
+    catalogue = Catalogue(nursery, lambda: [source], ToolRecord.at(tmp_path / "others"), said.append)
+    assert len(await listed(catalogue)) == 12 and len(said) == 9
+    assert "more than 1000 lists, objects and keys" in said[0]
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_a_record_that_cannot_be_written_ends_nobody(
+    nursery: trio.Nursery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon reads the record again after each change of the configuration, in a task of its own."""
+    source, said = FakeSource("one"), list[str]()
+    source.ready.set()
+    catalogue = Catalogue(nursery, lambda: [source], ToolRecord.at(tmp_path / "tools"), said.append)
+    assert await listed(catalogue) == ["one__t"]
+
+    def judge(*args: Any, **options: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(ToolRecord, "judge", judge)
+    await catalogue.reload()
+    assert catalogue._known["one"].shown == {} and "No space left on device" in said[0]
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_a_plugin_whose_lists_cost_much_is_asked_rarely(
+    nursery: trio.Nursery,
+    autojump_clock: trio.testing.MockClock,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_here)
+    source = FakeSource("one")
+    source.ready.set()
+    rests = []
+    for seconds in (0.0, 5.0):  # of processor time that judging takes
+        spent = itertools.count(0.0, seconds)
+        monkeypatch.setattr("runner.gateway.catalogue.thread_time", lambda spent=spent: next(spent))
+        catalogue = Catalogue(nursery, lambda: [source], ToolRecord.at(tmp_path / "tools"), lambda text: None)
+        await listed(catalogue)
+        began = trio.current_time()
+        catalogue.changed("one")  # as often as it likes
+        await catalogue._known["one"].done.wait()
+        rests.append(trio.current_time() - began)
+    assert rests[0] <= 1.5 and rests[1] >= 99
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
 async def test_a_call_that_the_audit_cannot_hold(tmp_path: Path) -> None:
     class OneMaker:
         async def make(self, call: GatewayCall, on_progress: Any) -> Made:
@@ -445,6 +520,47 @@ async def test_a_session_that_does_not_read_keeps_no_news_from_others(
     catalogue.on_changed[0]("tools")
     with trio.fail_after(60):
         await told.wait()
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_news_for_a_client_that_does_not_read_are_small(nursery: trio.Nursery, tmp_path: Path) -> None:
+    """A plugin can send messages of 16 MiB faster than a client reads: 256 of them wait."""
+    catalogue = Catalogue(nursery, list, ToolRecord.at(tmp_path / "tools"), lambda text: None)
+    questions, told = ClientQuestions(), list[Any]()
+    client: Any
+
+    class Chatty:
+        async def make(self, call: GatewayCall, on_progress: Any) -> Made:
+            for number in range(300):
+                client.hear("one", Notice("log", {"level": "info", "data": "x" * (1 << 20)}))
+                client.hear("one", Notice("log", {"level": "info", "data": [["x" * (1 << 20)], number]}))
+                client.hear("one", Notice("changed", {"resource": "x:" + "y" * (1 << 20)}))
+                on_progress({"progress": number, "message": "x" * (1 << 20)})
+            told.append(tracemalloc.get_traced_memory()[0])
+            return Made("done")
+
+    client = ClientGateway(catalogue, Chatty(), questions, "me", ClientSettings(), nursery)
+    sent: list[Any] = []
+
+    async def send(*args: Any) -> None:
+        sent.append(args)
+
+    session = SimpleNamespace(send_log_message=send, report_progress=send)
+    context: Any = SimpleNamespace(session=session, request=None, meta={"progress_token": 1})
+    request = ClientRequest(client, context, "tool t")
+    tracemalloc.start()
+    try:
+        made = await client._make(request, FakeSource("one"), "t", {}, "tool")
+    finally:
+        tracemalloc.stop()
+    assert made.value == "done" and told[0] < 32 << 20
+    await trio.testing.wait_all_tasks_blocked()
+    data = [args[1] for args in sent if args[0] == "info"]
+    assert max(map(len, data)) <= 16 << 10 and "too large for the gateway" in data[1]
+    client.hear("one", Notice("log", {"level": "info", "data": {"fields": list(range(300))}}))
+    await trio.testing.wait_all_tasks_blocked()
+    assert sent[-1][1] == {"fields": list(range(300))}  # the control: a usual one passes as it is
     nursery.cancel_scope.cancel()
 
 

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
+import mcp_types as types
 import pytest
+import trio
+import trio.testing
+from mcp import Client, MCPError
 from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 from mcp.server.transport_security import TransportSecuritySettings
 
+from runner.approvals.tools import ToolRecord
 from runner.exceptions import PluginFailure
-from runner.gateway.making import GatewayCall
-from runner.gateway.remote import RemoteSource
-from runner.gateway.settings import RemoteSettings
+from runner.gateway.catalogue import Catalogue
+from runner.gateway.making import GatewayCall, Made
+from runner.gateway.questions import ClientQuestions, ClientRequest
+from runner.gateway.remote import Ask, RemoteSource
+from runner.gateway.server import ClientGateway
+from runner.gateway.settings import ClientSettings, RemoteSettings
 from runner.protocol.https.fetch import follow
 from runner.protocol.https.request import HttpsRequest, Target
 from runner.protocol.https.response import HttpsResponse
@@ -184,3 +194,134 @@ async def test_answers_that_are_none() -> None:
 
     with pytest.raises(PluginFailure, match=r"it refuses tools/list: not\\x1b\[2J today"):
         await RemoteSource(RemoteSettings("x", URL), RULE, refuse).lists()
+
+
+def hostile(answers: Mapping[str, Any]) -> Ask:
+    """A server that speaks as one should, apart from these results: by method, or bytes as they are."""
+    usual = {
+        "initialize": {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}, "prompts": {}}},
+        "tools/list": {"tools": [{"name": "t", "inputSchema": {"type": "object"}}]},
+        "prompts/list": {"prompts": [{"name": "p"}]},
+        "tools/call": {"content": [{"type": "text", "text": "done"}]},
+    }
+
+    async def ask(request: HttpsRequest) -> HttpsResponse:
+        asked = json.loads(request.body or b"")
+        result = {**usual, **answers}.get(asked["method"])
+        kind = "application/json" if not isinstance(result, bytes) else "text/event-stream"
+        answer = {"jsonrpc": "2.0", "id": asked.get("id"), "result": result}
+        body = result if isinstance(result, bytes) else json.dumps(answer).encode()
+        return HttpsResponse(200, (("Content-Type", kind),), body, request.url)
+
+    return ask
+
+
+@pytest.mark.trio
+@pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
+async def test_no_answer_ends_the_gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client of the newer protocol that answers questions has its calls made in a task of all clients."""
+    monkeypatch.setattr("runner.gateway.server.MOST_VALUES", 1000)
+    messages: list[Any] = [1]
+    content: list[Any] = []
+    ask = hostile({"prompts/get": {"messages": messages}, "tools/call": {"content": content}})
+    remote = RemoteSource(RemoteSettings("tracker", URL), RULE, ask)
+
+    async def answer(context: Any, params: Any) -> types.ElicitResult:
+        return types.ElicitResult(action="decline")
+
+    for mode in ("auto", "legacy"):
+        async with trio.open_nursery() as nursery:
+            record = ToolRecord.at(tmp_path / "tools")
+            catalogue = Catalogue(nursery, lambda: [remote], record, lambda text: None)
+            questions, settings = ClientQuestions(), ClientSettings()
+            gateway = ClientGateway(catalogue, remote, questions, "me", settings, nursery)
+            async with Client(gateway.server(), mode=mode, elicitation_callback=answer) as client:
+                messages[0] = 1
+                with pytest.raises(MCPError, match="has no list of messages"):
+                    await client.get_prompt("tracker__p", {})
+                for unsendable in ("\ud800", float("nan")):  # the SDK reads both
+                    found = await remote.make(call("tool", "t", {"x": unsendable}), None)
+                    assert found.error is not None and found.error["code"] == "invalid_call"
+                # One of many parts: each costs the check some 30 µs, and meanwhile nobody else is served.
+                for parts, is_refused in ((300, False), (400, True)):
+                    content[:] = [{"type": "text", "text": ""}] * parts
+                    result = await client.call_tool("tracker__t", {})
+                    assert result.is_error is is_refused
+                assert "more than 1000 lists, objects and keys" in str(result.content)
+                content[:] = [{"type": "text", "text": "done"}]
+                messages[0] = {"role": "user", "content": {"type": "text", "text": "Hello."}}
+                prompt = await client.get_prompt("tracker__p", {})
+                assert isinstance(prompt.messages[0].content, types.TextContent)
+                assert not (await client.call_tool("tracker__t", {})).is_error
+            nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_a_bug_in_one_call_is_told_to_its_client_alone() -> None:
+    async def work(request: ClientRequest) -> dict[str, Any]:
+        raise TypeError("a bug")
+
+    context: Any = SimpleNamespace(protocol_version="2026-07-28")
+    async with trio.open_nursery() as nursery:
+        request = ClientRequest(object(), context, "tool t")
+        nursery.start_soon(request.run, work)
+    assert request.over and isinstance(request.error, TypeError)
+
+
+@pytest.mark.trio
+async def test_what_a_server_sizes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def event(number: int) -> bytes:
+        answer = {"jsonrpc": "2.0", "id": number, "result": {"content": []}}
+        return b"event: message\ndata: " + json.dumps(answer).encode() + b"\n\n"
+
+    async def made_with(body: bytes) -> Made:
+        remote = RemoteSource(RemoteSettings("x", URL), RULE, hostile({"tools/call": body}))
+        return await remote.make(call("tool", "t"), None)
+
+    few, many = 1000, 60_000  # each would be parsed by itself
+    assert (await made_with(b'data: {"method": "x"}\n\n' * few + event(2))).error is None
+    for tiny in (b"data:1\n\n", b"\n\n", b"\r\r", b"data:\ndata:1\n\n"):
+        refused = (await made_with(tiny * many + event(2))).error
+        assert refused is not None and "more than 100000 lines" in refused["message"], tiny
+    # Pages: all of them together count.
+    entry = {"name": "t", "description": "x" * (3 << 20), "inputSchema": {}}
+    page = {"tools": [entry], "nextCursor": "more"}
+    with pytest.raises(PluginFailure, match="more than 8 MiB"):
+        await RemoteSource(RemoteSettings("x", URL), RULE, hostile({"tools/list": page})).lists()
+    page = {"tools": [entry]}
+    lists = await RemoteSource(RemoteSettings("x", URL), RULE, hostile({"tools/list": page})).lists()
+    assert len(lists["tools"]) == 1
+    # Calls that a client made and did not wait for.
+    waiting, usual = trio.Event(), hostile({})
+
+    async def slow(request: HttpsRequest) -> HttpsResponse:
+        if b"tools/call" in (request.body or b""):
+            await waiting.wait()
+        return await usual(request)
+
+    remote = RemoteSource(RemoteSettings("x", URL), RULE, slow)
+    outcomes: Counter[str] = Counter()
+
+    async def make() -> None:
+        found = await remote.make(call("tool", "t"), None)
+        outcomes["ok" if found.error is None else found.error["code"]] += 1
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(40):
+            nursery.start_soon(make)
+        await trio.testing.wait_all_tasks_blocked()
+        waiting.set()
+    assert outcomes == {"ok": 32, "overloaded": 8}
+
+
+@pytest.mark.trio
+async def test_a_server_that_never_ends_its_list(autojump_clock: trio.testing.MockClock) -> None:
+    page = {"tools": [], "nextCursor": "more"}
+    usual = hostile({"tools/list": page})
+
+    async def slow(request: HttpsRequest) -> HttpsResponse:
+        await trio.sleep(59)
+        return await usual(request)
+
+    with pytest.raises(PluginFailure, match="more than 120 s"):
+        await RemoteSource(RemoteSettings("x", URL), RULE, slow).lists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -98,6 +99,13 @@ def test_a_store_that_others_could_write_is_refused(store: Store, plugin_dir: Pa
     if is_private_group(path.stat().st_gid):  # as in a home with umask 002
         path.chmod(mode & 0o777 | 0o020)
         assert store.find(REQUEST) is not None
+        # With an access control list, the same mode says that somebody else may write.
+        rights = ((1, 7, -1), (2, 6, 54321), (4, 5, -1), (0x10, 7, -1), (0x20, 5, -1))
+        entries = (struct.pack("<HHi", *entry) for entry in rights)
+        os.setxattr(path, "system.posix_acl_access", struct.pack("<I", 2) + b"".join(entries))
+        with pytest.raises(StoreRefused, match="can be written by"):
+            store.find(REQUEST)
+        os.removexattr(path, "system.posix_acl_access")
     for added in (0o020, 0o002) if os.geteuid() == 0 else (0o002,):
         if added == 0o020:
             os.chown(path, -1, NOBODYS_GROUP)

@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import pytest
 import trio
 
 from runner.lifecycle.supervisor import open_supervisor
@@ -31,9 +32,33 @@ def test_what_is_no_file_is_a_fault_or_left_out(plugin_dir: Path) -> None:
     (plugin_dir / "circle.json").symlink_to("circle.json")
     (plugin_dir / "gone.json").symlink_to("nowhere")
     os.mkfifo(plugin_dir / "pipe.json", 0o600)
+    os.mkfifo(plugin_dir / "pipe.tar", 0o600)  # to open it is to wait for who writes to it
+    (plugin_dir / "zero.tgz").symlink_to("/dev/zero")
     found = scan((str(plugin_dir),))
     assert {each.name for each in found.sources} == {"greeter", "acme.devkit"}
-    assert [os.path.basename(each.path) for each in found.faults] == ["circle.json", "gone.json", "pipe.json"]
+    faulty = ["circle.json", "gone.json", "pipe.json", "pipe.tar", "zero.tgz"]
+    assert [os.path.basename(each.path) for each in found.faults] == faulty
+
+
+def test_a_tar_that_others_can_write_is_not_unpacked(
+    plugin_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could fill root's disk: what is unpacked stays."""
+    unpacked: list[str] = []
+    put_plugins(plugin_dir)
+
+    def unpack(path: str) -> str:
+        unpacked.append(path)
+        return str(plugin_dir / "devkit")
+
+    monkeypatch.setattr("runner.manifest.unpack.unpack", unpack)
+    tar = plugin_dir / "devkit.tar"
+    for mode, is_used in ((0o666, False), (0o644, True)):
+        tar.touch()
+        tar.chmod(mode)
+        found = scan((str(tar),))
+        assert bool(found.sources) is bool(unpacked) is is_used
+        assert is_used or "can be written by its group or by everybody" in found.faults[0].message
 
 
 def test_the_policy_in_a_command_to_copy_is_the_same_in_every_folder() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,15 @@ def test_a_program_that_such_a_group_may_write(
     program.chmod(0o775)
     assert trust_fault(str(program)) is not None  # the control: no group may write a policy
     monkeypatch.setattr("sandbox.identity.accounts.is_private_group", lambda gid: gid == os.getegid())
+    assert trust_fault(str(program), private_groups=True) is None
+    # An access control list lets somebody else write. Its mask is where the mode has the group's rights.
+    others = ((1, 7, -1), (2, 6, 4321), (4, 5, -1), (0x10, 7, -1), (0x20, 5, -1))
+    entries = (struct.pack("<HHi", *entry) for entry in others)
+    os.setxattr(program, "system.posix_acl_access", struct.pack("<I", 2) + b"".join(entries))
+    assert program.stat().st_mode & 0o777 == 0o775
+    assert trust_fault(str(program), private_groups=True) is not None
+    os.removexattr(program, "system.posix_acl_access")
+    program.chmod(0o775)
     assert trust_fault(str(program), private_groups=True) is None
     program.chmod(0o777)
     assert trust_fault(str(program), private_groups=True) is not None
