@@ -225,8 +225,9 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line("markers", "broad: runs only with --all")
     config.addinivalue_line("markers", "fresh: its runners are new interpreters, not forked from a template")
-    # The duration of one example depends on the machine's load.
-    hypothesis.settings.register_profile("suite", deadline=None)
+    # How long an example takes, to make or to run, depends on the machine and its load.
+    slow = [hypothesis.HealthCheck.too_slow]
+    hypothesis.settings.register_profile("suite", deadline=None, suppress_health_check=slow)
     hypothesis.settings.load_profile("suite")
     from tests import template  # which imports this module
 

@@ -102,6 +102,11 @@ def has_filters() -> bool:
     return bool(ctypes.CDLL(None).prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) >= 0)
 
 
+needs_filters = pytest.mark.skipif(
+    not has_filters(), reason="needs a kernel that takes seccomp filters: an emulator has none"
+)
+
+
 def forbid_namespaces() -> None:
     """Install a seccomp filter for this process and all its children. It cannot be removed."""
     numbers = syscalls.load(os.uname().machine)

@@ -69,7 +69,7 @@ def test_what_people_have_beside_it_stays(tmp_path: Path) -> None:
     """
     look = "cat /srv/.link/c/mounted /srv/file; ls -A /srv/before /srv/theirs"
     argv = ["unshare", "--mount", "sh", "-ec", people, "sh", str(tmp_path)]
-    argv += [str(HERE / "place.sh"), "-", "-", "sh", "-c", look]
+    argv += ["-c", (HERE / "place.sh").read_text(), "sh", "-", "-", "sh", "-c", look]  # its file is hidden
     said = subprocess.check_output(argv, text=True, timeout=60)
     assert said == "there\nkept\n/srv/before:\nlib\npasswd\nrunner\n\n/srv/theirs:\n"
 

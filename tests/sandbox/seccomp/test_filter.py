@@ -27,6 +27,7 @@ from sandbox.seccomp import profile as seccomp_profile
 from sandbox.seccomp.profile import ArgumentTest, Case, Profile, ProfileError, Rule
 from sandbox.spec import SECCOMP_WITHOUT_INTERNET
 from tests.conftest import ROOT
+from tests.quick import needs_filters
 from tests.sandbox.seccomp.bpf_machine import Machine, verdict
 from tests.tables import one_case
 
@@ -732,6 +733,7 @@ def exit_under(program: bytes) -> int:
     return subprocess.run([sys.executable, "-I", "-c", LOAD, program.hex()]).returncode
 
 
+@needs_filters
 @pytest.mark.parametrize(("profile", "arch"), both)
 def test_the_kernel_takes_every_filter_and_kills_the_foreign_architecture(profile: str, arch: str) -> None:
     """The other architecture's filter sees our calls as foreign: the first call must kill the process."""

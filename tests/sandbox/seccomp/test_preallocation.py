@@ -15,6 +15,7 @@ from sandbox.seccomp import syscalls
 from sandbox.seccomp.filter import AUDIT_ARCH
 from sandbox.seccomp.preallocation import NUMBERS, REQUESTS, no_preallocation
 from tests.conftest import ROOT
+from tests.quick import needs_filters
 from tests.sandbox.seccomp.bpf_machine import Machine
 
 ARCHES = ("aarch64", "x86_64")
@@ -129,6 +130,7 @@ def _tried(place: Path, how: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@needs_filters
 @pytest.mark.skipif(os.uname().machine not in ARCHES, reason="no filter for this machine")
 def test_the_kernel_refuses_to_take_space_and_still_writes(plugin_dir: Path) -> None:
     free = _tried(plugin_dir, "unfiltered")
