@@ -128,12 +128,16 @@ def _caller_has(inode: int) -> bool:
 
 _UNLOCK = struct.pack("hh4xqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0)  # a struct flock: the whole file
 # The flags that F_SETFL can change. The others are decided when a file is opened.
+# With O_ASYNC a terminal's owner is its foreground process group. F_GETOWN tells that as a negative number,
+# which Python takes for an error.
+_F_SETSIG, _F_GETSIG, _F_SETOWN_EX, _F_GETOWN_EX = 10, 11, 15, 16
 SETTABLE = os.O_APPEND | os.O_NONBLOCK | os.O_ASYNC | os.O_DIRECT | os.O_NOATIME
 
 
 class _Flags(NamedTuple):
     status: int
-    owner: int  # the process that gets signals about it
+    owner: bytes  # who gets signals about it: a struct f_owner_ex
+    signal: int  # which one; 0: SIGIO
     pipe_size: int | None  # None: not a pipe
     locked: bool
 
@@ -154,7 +158,9 @@ def _read(fd: int) -> _Flags:
         size: int | None = fcntl.fcntl(fd, fcntl.F_GETPIPE_SZ)
     except OSError:
         size = None
-    return _Flags(fcntl.fcntl(fd, fcntl.F_GETFL), fcntl.fcntl(fd, fcntl.F_GETOWN), size, _is_locked(fd))
+    owner = fcntl.fcntl(fd, _F_GETOWN_EX, bytes(8))
+    number = fcntl.fcntl(fd, _F_GETSIG)
+    return _Flags(fcntl.fcntl(fd, fcntl.F_GETFL), owner, number, size, _is_locked(fd))
 
 
 def _is_locked(fd: int) -> bool:
@@ -167,7 +173,9 @@ def _restore(fd: int, before: _Flags) -> None:
     if (now.status ^ before.status) & SETTABLE:
         _set(fd, fcntl.F_SETFL, before.status)
     if now.owner != before.owner:
-        _set(fd, fcntl.F_SETOWN, before.owner)
+        _set(fd, _F_SETOWN_EX, before.owner)
+    if now.signal != before.signal:
+        _set(fd, _F_SETSIG, before.signal)
     if now.pipe_size != before.pipe_size and before.pipe_size is not None:
         _set(fd, fcntl.F_SETPIPE_SZ, before.pipe_size)
     if now.locked and not before.locked:

@@ -321,3 +321,48 @@ def test_which_streams_are_relayed(plugin: _Plugin, option: str) -> None:
         "stdout": "direct",
         "stderr": "direct" if option == "--tty" else "relayed",
     }
+
+
+SPOIL = """\
+exec /usr/bin/python3 -I -c '
+import fcntl, os
+for fd in (0, 1, 2):
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_ASYNC
+    fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_NONBLOCK | os.O_APPEND)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_ASYNC)
+    except PermissionError:
+        os.write(1, b"refused ")
+print("spoilt", flush=True)
+'"""
+
+
+def flags_after(argv: list[str]) -> list[Any]:
+    """For a terminal as it is, and for one of which the caller wants signals: whether O_ASYNC was refused to
+    the plugin, how the runner ended, and the flags of the terminal with their owner before and after."""
+    import fcntl
+    import os
+    import signal
+
+    def flags() -> list[Any]:
+        fd = terminal.theirs
+        return [fcntl.fcntl(fd, fcntl.F_GETFL), fcntl.fcntl(fd, 16, bytes(8)).hex()]  # F_GETOWN_EX
+
+    terminal, told = Terminal(), []
+    for wanted in (0, os.O_ASYNC):
+        if wanted:
+            signal.signal(signal.SIGIO, signal.SIG_IGN)
+            fcntl.fcntl(terminal.theirs, fcntl.F_SETFL, flags()[0] | wanted)
+        before = flags()
+        process = terminal.start(argv)
+        refused = terminal.expect("spoilt\r\n").count("refused")
+        told.append([refused, process.wait(60), before, flags()])
+    return told
+
+
+@pytest.mark.both_callers
+def test_flags_that_a_plugin_sets_on_the_terminal_are_undone(plugin: _Plugin) -> None:
+    """With O_ASYNC the terminal's foreground group gets signals, and F_GETOWN is negative for a group. The
+    plugin may not set it: SIGIO would end the runner of an ordinary user, and nobody would undo it."""
+    for refused, code, before, after in plugin.run(flags_after, SPOIL, "--tty"):
+        assert (refused, code, after) == (3, 0, before)
