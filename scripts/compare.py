@@ -21,6 +21,7 @@ from scripts.benches.peers import NEXO, PEERS, FoundPeers, find
 ROOT = Path(__file__).parent.parent
 DOCS, README = ROOT / "docs/attacks.md", ROOT / "README.md"
 BEGIN, END = "<!-- made by scripts/compare -->", "<!-- end of what scripts/compare made -->"
+BEGIN_CVES, END_CVES = "<!-- holes, made by scripts/compare -->", "<!-- end of holes -->"
 OTHERS = (NEXO, "firejail", "sandbox-runtime")
 # What many people write by hand.
 BY_HAND: tuple[str, ...] = (
@@ -64,7 +65,17 @@ def main() -> int:
             page.write_text(before + text + rest.partition(END)[2])
         else:
             print(text)
+    if args.write:
+        before, _, rest = DOCS.read_text().partition(BEGIN_CVES)
+        DOCS.write_text(before + cve_table() + rest.partition(END_CVES)[2])
     return 0
+
+
+def cve_table() -> str:
+    """The attacks that published holes began with, oldest first."""
+    rows = sorted((cve, each) for each in ATTACKS for cve in each.cves)
+    lines = [f"| {cve} | {each.tries} | `{each.id}` |" for cve, each in rows]
+    return "\n".join([BEGIN_CVES, "", "| hole | attack | id |", "|---|---|---|", *lines, "", END_CVES])
 
 
 def _totals(found: dict[str, dict[str, list[str]]], name: str) -> list[str]:

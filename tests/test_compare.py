@@ -8,12 +8,19 @@ from typing import Any
 
 import pytest
 
+from sandbox.attacks.attacks import ATTACKS
 from scripts import compare
 from scripts.benches.caller import USER_UID
 from scripts.benches.caller import Caller as BenchCaller
 from scripts.benches.peers import PEERS, FoundPeers
 from tests import elsewhere
 from tests.conftest import Caller
+
+
+def test_the_page_has_the_holes_of_the_list() -> None:
+    page = compare.DOCS.read_text()
+    assert compare.cve_table() in page
+    assert compare.cve_table().count("| CVE-") == sum(len(each.cves) for each in ATTACKS) > 20
 
 
 def given_account(folder: str, uid: int) -> list[Any]:

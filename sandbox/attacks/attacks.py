@@ -100,7 +100,34 @@ class Attack(NamedTuple):
     act: tuple[str, ...]
     held: tuple[str, ...]  # errnos and signals that show that the layer held; first: under the default policy
     limit: str = ""  # a limit of the policy that it exceeds. Such attacks run in a cage with SMALL limits
+    cves: tuple[str, ...] = ()  # holes that needed just this to succeed
 
+
+# Published holes, by the attack that was their first step.
+_CVES: Mapping[str, tuple[str, ...]] = {
+    "init-3": ("CVE-2012-0056",),
+    "replace-bwrap": ("CVE-2019-5736",),
+    "sysctl": ("CVE-2022-0811",),
+    "call-io_uring_setup": ("CVE-2022-29582",),
+    "call-fsopen": ("CVE-2022-0185",),
+    "call-bpf": ("CVE-2021-3490",),
+    "call-perf_event_open": ("CVE-2013-2094",),
+    "session-keyring": ("CVE-2016-0728",),
+    "32-bit": ("CVE-2010-3301",),
+    "socket-AF_VSOCK": ("CVE-2021-26708",),
+    "socket-AF_PACKET": ("CVE-2016-8655", "CVE-2017-7308"),
+    "socket-AF_ALG": ("CVE-2026-31431",),
+    "socket-AF_CAN": ("CVE-2021-3609",),
+    "socket-AF_RXRPC": ("CVE-2026-43500",),
+    "socket-NETLINK_SOCK_DIAG": ("CVE-2013-1763",),
+    "socket-NETLINK_XFRM": ("CVE-2017-16939", "CVE-2026-43284"),
+    "socket-NETLINK_NETFILTER": ("CVE-2024-1086",),
+    "ulp-espintcp": ("CVE-2026-46300",),
+    "process-trace-child": ("CVE-2019-13272",),
+    "reach-abstract": ("CVE-2020-15257",),
+    "keep-tls": ("CVE-2023-0461",),
+    "secret-descriptor": ("CVE-2024-21626",),
+}
 
 # The limits of the cage in which attacks on limits run.
 SMALL = Limits(memory=48 << 20, pids=24, tmp=1 << 20, shm=1 << 20)
@@ -230,10 +257,12 @@ def _kernel() -> Iterator[Attack]:
         ("AF_ALG", 38, 5, 0),
         ("AF_BLUETOOTH", 31, 3, 0),
         ("AF_CAN", 29, 3, 0),
+        ("AF_RXRPC", 33, 2, 2),
         ("AF_XDP", 44, 3, 0),
         ("NETLINK_AUDIT", 16, 3, 9),
         ("NETLINK_KOBJECT_UEVENT", 16, 3, 15),
         ("NETLINK_SOCK_DIAG", 16, 3, 4),
+        ("NETLINK_XFRM", 16, 3, 6),
         ("NETLINK_NETFILTER", 16, 3, 12),
         ("NETLINK_GENERIC", 16, 3, 16),
     ):
@@ -241,6 +270,10 @@ def _kernel() -> Iterator[Attack]:
         yield Attack(
             f"socket-{name}", "kernel surface", f"open a socket of {name}", "filter", act, (_NO_FAMILY,)
         )
+    yield Attack(
+        "ulp-espintcp", "kernel surface", "put IPsec into a TCP connection (TCP_ULP)", "filter",
+        ("option", *_TCP4, "6", "31", b"espintcp".hex(), "8"), ("ENOPROTOOPT", _NO_FAMILY),
+    )  # fmt: skip
 
 
 def _processes() -> Iterator[Attack]:
@@ -360,7 +393,7 @@ def _kernel_memory() -> Iterator[Attack]:
             no_option,
         ),
         ("md5-key", "keys of TCP", ("option", *_TCP4, "6", "14", _MD5_KEY, "216"), no_option),
-        ("tls", "the kernel's TLS", ("option", *_TCP4, "6", "31", b"tls".hex(), "3"), no_option),
+        ("tls", "the kernel's TLS (TCP_ULP)", ("option", *_TCP4, "6", "31", b"tls".hex(), "3"), no_option),
         ("socket-filter", "a filter of a socket", ("socket_filter",), no_option),
         ("group6", "a multicast group over IPv6", ("option", *_UDP6, "41", "20", _GROUP6, "20"), no_option),
         ("group-sender", "a group by sender", ("option", *_UDP4, "0", "39", _SENDER4, "12"), no_option),
@@ -426,13 +459,11 @@ def _protocol() -> Iterator[Attack]:
         yield Attack(f"say-{name}", "protocol", f"answer with {what}", "reader", ("say", code), held)
 
 
-ATTACKS: tuple[Attack, ...] = (
-    *_filesystem(),
-    *_kernel(),
-    *_processes(),
-    *_network(),
-    *_resources(),
-    *_kernel_memory(),
-    *_secrets(),
-    *_protocol(),
-)
+def _all() -> Iterator[Attack]:
+    groups = (_filesystem, _kernel, _processes, _network, _resources, _kernel_memory, _secrets, _protocol)
+    for group in groups:
+        for attack in group():
+            yield attack._replace(cves=_CVES.get(attack.id, ()))
+
+
+ATTACKS: tuple[Attack, ...] = tuple(_all())

@@ -20,7 +20,15 @@ BY_MACHINE = {
     *(f"call-{name}" for name in ("init_module", "kexec_load", "syslog", "fsopen", "io_uring_setup")),
     *("call-userfaultfd", "call-bpf", "call-perf_event_open", "call-mount_setattr", "32-bit", "reach-tcp6"),
     *(each.id for each in ATTACKS if each.id.startswith(("see-", "socket-AF_", "keep-huge"))),
-    *("keep-md5-key", "keep-tls", "keep-packet-options", "keep-short-options", "keep-group6"),
+    *(
+        "socket-NETLINK_XFRM",
+        "ulp-espintcp",
+        "keep-md5-key",
+        "keep-tls",
+        "keep-packet-options",
+        "keep-short-options",
+        "keep-group6",
+    ),
     *("reach-route", "reach-metadata", "use-open", "use-core", "use-locked"),
 }
 # Attacks that an ordinary user cannot make outside either, and limits that need a cgroup.

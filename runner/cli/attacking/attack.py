@@ -330,6 +330,7 @@ def _document(rows: Sequence[Row], subject: dict[str, Any]) -> dict[str, Any]:
                 "id": row.attack.id,
                 "class": row.attack.group,
                 "tries": row.attack.tries,
+                "cves": list(row.attack.cves),
                 "layer": LAYERS[row.attack.layer].title,
                 "observed": row.observed,
                 "control": row.control,
@@ -354,7 +355,10 @@ def _bwrap(path: str) -> dict[str, str]:
 def text(document: Mapping[str, Any]) -> str:
     """The table for people. The remedy of an attack that was not held stands below it."""
     words = {"held": "held", "not_held": "NOT HELD", "not_counted": "not counted"}
-    cells = [(row["tries"], row["layer"], row["observed"], words[row["verdict"]]) for row in document["rows"]]
+    cells = [
+        (" ".join((row["tries"], *row["cves"])), row["layer"], row["observed"], words[row["verdict"]])
+        for row in document["rows"]
+    ]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines, group = [], ""
     for row, cell in zip(document["rows"], cells, strict=True):

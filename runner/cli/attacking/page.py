@@ -51,7 +51,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield "</tr></thead><tbody>"
     for row in document["rows"]:
         note = "; ".join(filter(None, (row["note"], row["remedy"])))
-        words = (row["class"], row["tries"], row["layer"])
+        words = (row["class"], " ".join((row["tries"], *row["cves"])), row["layer"])
         yield "<tr>" + "".join(f"<td>{escape(word)}</td>" for word in words)
         yield "".join(f"<td><code>{escape(row[name])}</code></td>" for name in ("observed", "control"))
         yield f'<td class="{escape(row["verdict"])}">{_WORDS[row["verdict"]]}'

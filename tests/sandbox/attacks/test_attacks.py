@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import get_args
 
-from sandbox.attacks import probe
+from sandbox.attacks import attacks, probe
 from sandbox.attacks.attacks import ATTACKS, LAYERS, Control, Group
 from sandbox.seccomp import syscalls
 
@@ -14,7 +15,10 @@ def test_every_class_has_attacks_and_every_layer_is_attacked() -> None:
     assert {each.group for each in ATTACKS} == set(get_args(Group))
     assert {each.layer for each in ATTACKS} == set(LAYERS)
     assert {layer.control for layer in LAYERS.values()} == set(get_args(Control))
-    assert len({each.id for each in ATTACKS}) == len(ATTACKS)
+    ids = {each.id for each in ATTACKS}
+    assert len(ids) == len(ATTACKS)
+    assert set(attacks._CVES) <= ids
+    assert all(re.fullmatch(r"CVE-\d{4}-\d{4,}", cve) for each in ATTACKS for cve in each.cves)
 
 
 def test_every_act_can_be_called() -> None:

@@ -22,8 +22,15 @@ HOSTILE = "<script>alert(1)</script>\"'&"
 
 
 def document(verdict: str = "not_held", observed: str = HOSTILE) -> dict[str, Any]:
-    row = {"id": "x", "class": "network", "tries": "reach", "layer": "filter", "observed": observed}
+    row: dict[str, Any] = {
+        "id": "x",
+        "class": "network",
+        "tries": "reach",
+        "layer": "filter",
+        "observed": observed,
+    }
     row |= {"control": observed, "verdict": verdict, "note": "", "remedy": observed}
+    row |= {"cves": ["CVE-1999-0001"]}
     count = {"held": 0, "not_held": 0, "not_counted": 0, verdict: 1}
     machine = {"name": observed, "kernel": observed, "uid": 0}
     facts = {"schema": "runner.attack.v1", "ok": False, "time": "now", "version": "1", "machine": machine}
@@ -52,13 +59,14 @@ def test_the_page_escapes_what_comes_out_of_a_sandbox_and_loads_nothing() -> Non
         "content",
         "http-equiv",
     }
+    assert "reach CVE-1999-0001<" in page
     assert HOSTILE not in page and "&lt;script&gt;" in page and "url(" not in page
     assert "prefers-color-scheme: dark" in page and "@media print" in page
 
 
 def test_the_table_names_the_remedy_of_what_was_not_held() -> None:
     told = text(document(observed="done"))
-    assert "NOT HELD\n    -> done" in told
+    assert "NOT HELD\n    -> done" in told and "reach CVE-1999-0001 " in told
     assert told.endswith("0 of 1 attacks that count were held. 0 do not count here.")
 
 
