@@ -18,7 +18,7 @@ SPOIL = """\
 import fcntl, os, sys
 for fd in (0, 1, 2):
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-    fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_NONBLOCK | os.O_APPEND)
+    fcntl.fcntl(fd, fcntl.F_SETFL, flags | os.O_NONBLOCK | os.O_APPEND | os.O_ASYNC)
 for fd in (0, 1):
     fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, 4096)
 os.write(1, b"spoilt\\n")
