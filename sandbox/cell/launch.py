@@ -149,7 +149,7 @@ def _launch(
                 **(_memory_files(stack, files, contents, lowest) if (files := plan.memory_files) else {}),
             },
             folders=folders,
-            filters=tuple(_data_file(stack, bpf, lowest) for bpf in plan.filters),
+            filters=tuple(_data_file(stack, bpf, lowest) for bpf in _filters(plan, bounds.streams)),
             status=status_w,
             launcher=helper.file,
             own_network=network is not None,
@@ -195,6 +195,17 @@ def _launch(
         yield cell
     finally:
         cell.close()
+
+
+def _filters(plan: LaunchPlan, streams: Sequence[int]) -> tuple[bytes, ...]:
+    """The filters of the plan, and one more for a plugin that has a terminal."""
+    filters = plan.filters
+    if not filters or not any(os.isatty(fd) for fd in streams):
+        return filters
+    from sandbox.seccomp.filter import machine_arch
+    from sandbox.seccomp.terminal_signals import no_terminal_signals
+
+    return *filters, no_terminal_signals(machine_arch())
 
 
 def _spawn_with_gate(gate: GateProcess, order: SpawnOrder) -> int:

@@ -146,7 +146,7 @@ def _kernel(asked: str, place: str, fstype: str) -> SourceRefused:
 def _require_known_layers(asked: str, real: str, shown: Inside, mounts: Mounts) -> None:
     """Refuse a place on an overlay that may show other folders than its layers' names say: the denylist has
     judged by these names. `real`: a name of the place."""
-    hint = "mount the overlay with absolute paths that exist, and mount nothing over them or away"
+    hint = "mount the overlay by absolute paths that stay as they are, or ask for folders without an overlay"
     if mounts.has_unknown_layer(shown):
         reason = "it is on an overlay with a layer that has a relative path, or is not there under its name"
         raise SourceRefused("overlay", asked, f"{reason}: it could be any folder", hint)
