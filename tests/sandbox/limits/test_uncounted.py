@@ -28,7 +28,7 @@ from tests.tables import one_case
 MIB = 1 << 20
 LIMIT = 64 * MIB
 FULL = most_uncounted(LIMIT)
-SECOND = 8 << 30  # bytes for which a plugin needs a second of processor time
+SECOND = 4 << 30  # bytes for which a plugin needs a second of processor time
 
 MEMORY = """\
 MemTotal:       1000000 kB
@@ -123,6 +123,7 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.bytes, self.reads = 100.0, 500 * MIB, 0
         self.held = {"own": 10}  # sockets and pipes
+        self.counting_takes = 0.0
         self.group = cast(Any, Group())
         for module in (uncounted, meters):
             monkeypatch.setattr(module, "monotonic", lambda: self.now)
@@ -141,6 +142,7 @@ class Machine:
         return self.bytes
 
     def _count(self, who: Any, enough: int = 0) -> Generator[None, None, int]:
+        self.now += self.counting_takes
         yield
         return self.held[who]
 
@@ -165,6 +167,13 @@ def test_two_looks_have_to_agree(machine: Machine) -> None:
     assert machine.after(0.06, -1) is None  # gone again
     assert machine.after(2, 1) is None
     assert machine.after(0.06, 0) == KERNEL_MEMORY
+    machine.after(2, -FULL)
+    machine.counting_takes = 0.03  # in steps; it ends when the second look is due, which is to be made then
+    assert machine.after(2, FULL) is None
+    assert machine.after(0.03, 0) is None
+    assert machine.meter.due <= machine.now
+    machine.counting_takes = 0.0
+    assert machine.after(0, 0) == KERNEL_MEMORY
     assert machine.meter.why == f"{(FULL + 1) >> 20} MiB while it ran, and it has 10 sockets and pipes"
 
 
