@@ -203,7 +203,9 @@ class _EndWalk:
                     self._stop(f"the search ended after {_SECONDS:g} seconds and {self.entries} entries")
                     return
                 signs += item.name in BARE_SIGNS
-                row = names.get(item.name.lower())  # some filesystems do not tell .GIT from .git
+                row = names.get(item.name)
+                if row is None and item.name[0] == ".":  # some filesystems do not tell .GIT from .git
+                    row = names.get(item.name.lower())
                 if row is None and item.name.endswith(ends):
                     row = find_row(item.name, names)
                 if row is not None:
