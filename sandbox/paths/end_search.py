@@ -162,9 +162,8 @@ class _EndWalk:
     def folder(self, folder: WatchedFolder, known: Mapping[str, Identity]) -> None:
         top = _UnlistedFolder(None, "", 0)
         waiting = deque([top])
-        parent: tuple[_UnlistedFolder, int] | None = (
-            None  # the folder whose children are listed, and its descriptor
-        )
+        # The folder whose children are listed, and its descriptor.
+        parent: tuple[_UnlistedFolder, int] | None = None
         try:
             while waiting and not self._stopped:
                 here = waiting.popleft()

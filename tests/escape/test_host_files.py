@@ -264,7 +264,7 @@ def test_nor_in_projects_directly_below(
     assert _snapshot(work) == before
     done = runner_as("run", "--project=write", "--", "/bin/mkdir", "other/.idea", cwd=work)
     assert f"{work}/other/.idea was made or changed, which a JetBrains IDE obeys" in done.stderr
-    # A ninth project, which that one is now: what is missing can be made, and is named.
+    # That is one project too many now: what is missing in one can be made, and is named.
     done = runner_as("run", "--project=write", "--", "/bin/mkdir", "p1/.git", cwd=work)
     assert done.returncode == 0 and f"{work}/p1/.git was made or changed, which git obeys" in done.stderr
 
