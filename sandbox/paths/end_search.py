@@ -162,9 +162,8 @@ class _EndWalk:
     def folder(self, folder: WatchedFolder, known: Mapping[str, Identity]) -> None:
         top = _UnlistedFolder(None, "", 0)
         waiting = deque([top])
-        parent: tuple[_UnlistedFolder, int] | None = (
-            None  # the folder whose children are listed, and its descriptor
-        )
+        # The folder whose children are listed, and its descriptor.
+        parent: tuple[_UnlistedFolder, int] | None = None
         try:
             while waiting and not self._stopped:
                 here = waiting.popleft()
@@ -203,7 +202,9 @@ class _EndWalk:
                     self._stop(f"the search ended after {_SECONDS:g} seconds and {self.entries} entries")
                     return
                 signs += item.name in BARE_SIGNS
-                row = names.get(item.name.lower())  # some filesystems do not tell .GIT from .git
+                row = names.get(item.name)
+                if row is None and item.name[0] == ".":  # some filesystems do not tell .GIT from .git
+                    row = names.get(item.name.lower())
                 if row is None and item.name.endswith(ends):
                     row = find_row(item.name, names)
                 if row is not None:

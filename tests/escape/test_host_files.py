@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from runner.contracts.registry import all_host_places
-from sandbox.paths.guarded import guarded_table
+from sandbox.paths.guarded import MOST_PROJECTS, guarded_table
 from tests.conftest import SPARE_UID, SYSTEM_PATH, Caller
 from tests.tables import one_case
 
@@ -234,6 +234,39 @@ def test_what_is_missing_cannot_be_made(runner_as: Caller, empty: Path, tmp_path
     told = _run(runner_as, empty, (*MISSING, "text('beside')"), "--write", str(empty), "--cwd", str(empty))
     assert told[-1] == "done" and "done" not in told[:-1]
     assert sorted(os.listdir(empty)) == ["beside", "sub"]
+
+
+def test_nor_in_projects_directly_below(
+    runner_as: Caller, plugin_dir: Path, owner: int, tmp_path: Path
+) -> None:
+    """`--write ~/work`, with as many projects as are guarded, and a folder that is none."""
+    work = plugin_dir / "work"
+    projects = [f"p{number}" for number in range(MOST_PROJECTS)]
+    for name in (*(f"{project}/.vscode" for project in projects), "p0/.git/objects", "other"):
+        (work / name).mkdir(parents=True)
+    (work / "p0/.git/HEAD").write_text("ref: refs/heads/main\n")
+    _give(work, owner)
+    attacks = (
+        "text('p0/.mcp.json', mode='x')",
+        "os.mkdir('p0/.idea')",
+        "os.mkdir('p0/refs')",
+        "os.mkdir('p0/.git/hooks')",
+        "text('p0/.git/config', mode='x')",
+        "os.mkdir('p1/.git')",
+        f"os.mkdir('{projects[-1]}/.git')",
+        "os.rename('p1', 'away')",
+    )
+    controls = {attack: _control(work, tmp_path / "copy", attack) for attack in attacks}
+    assert controls == dict.fromkeys(attacks, "done")
+    before = _snapshot(work)
+    told = _run(runner_as, work, attacks)
+    assert "done" not in told, dict(zip(attacks, told, strict=True))
+    assert _snapshot(work) == before
+    done = runner_as("run", "--project=write", "--", "/bin/mkdir", "other/.idea", cwd=work)
+    assert f"{work}/other/.idea was made or changed, which a JetBrains IDE obeys" in done.stderr
+    # That is one project too many now: what is missing in one can be made, and is named.
+    done = runner_as("run", "--project=write", "--", "/bin/mkdir", "p1/.git", cwd=work)
+    assert done.returncode == 0 and f"{work}/p1/.git was made or changed, which git obeys" in done.stderr
 
 
 @pytest.mark.needs("root")
