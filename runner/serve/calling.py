@@ -13,10 +13,10 @@ from starlette.responses import Response
 from runner.ledger.rows import InvocationRow
 from runner.serve.desk import CallAnswer, Desk, DoorCall, off_loop_if_large
 from runner.serve.event_stream import Emit, EventStream
+from runner.serve.news import NewsQueue
 from runner.serve.refusal import Refused
 
 _MOST_KEY = 255
-_MOST_PROGRESS = 256  # events of one call that wait for a slow reader
 
 
 def with_headers(request: Request, call: DoorCall) -> DoorCall:
@@ -57,28 +57,22 @@ async def answer_call(desk: Desk, request: Request, asked: DoorCall) -> Response
 
 
 async def _stream(desk: Desk, row: InvocationRow, asked: DoorCall, emit: Emit) -> None:
-    send, receive = trio.open_memory_channel[Mapping[str, Any]](_MOST_PROGRESS)
-    dropped = 0
-
-    def on_progress(value: Mapping[str, Any]) -> None:
-        nonlocal dropped
-        try:
-            send.send_nowait(value)
-        except trio.WouldBlock:
-            dropped += 1
+    news = NewsQueue[Mapping[str, Any]]()
 
     async def pass_on() -> None:
-        async for value in receive:
+        async for value in news:
             await emit("progress", dict(value))
 
     await emit("accepted", {"id": row.id})
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pass_on)
-        with send:
-            answer = await desk.make(row, asked, on_progress)
+        try:
+            answer = await desk.make(row, asked, lambda value: news.put(value, value))
+        finally:
+            news.close()
     await emit(
         "result" if answer.is_ok else "error",
-        {"status": answer.status, "dropped_progress": dropped, **answer.document},
+        {"status": answer.status, "dropped_progress": news.dropped, **answer.document},
     )
 
 

@@ -32,7 +32,7 @@ from runner.protocol.http_connection import HttpConnection
 from runner.serve.door import MOST_HEADER_BYTES
 from runner.serve.peer import Departure, DoorPeer, unix_peer
 from runner.serve.refusal import Refused
-from runner.serve.room import Place, Room
+from runner.serve.room import DoorPlace, Room
 from runner.serve.tls import SPEAKS_HTTP, DoorTls, certified_peer, handshake_fault
 
 HANDSHAKE_SECONDS = 5.0
@@ -84,7 +84,7 @@ class _Pause:
 class _IdleTimer:
     """In place of Hypercorn's, which starts a task for each request."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: DoorPlace) -> None:
         self._place = place
         self._scope = trio.CancelScope()
         self._is_needed = True
@@ -324,7 +324,7 @@ class Connections:
                 nursery.start_soon(self._speak, accepted, secured, place, scope)
 
     async def _speak(
-        self, accepted: trio.socket.SocketType, secured: bool, place: Place, scope: trio.CancelScope
+        self, accepted: trio.socket.SocketType, secured: bool, place: DoorPlace, scope: trio.CancelScope
     ) -> None:
         """`secured`: the client has to speak TLS."""
         try:
@@ -336,7 +336,7 @@ class Connections:
         finally:
             place.leave()
 
-    async def _speak_in(self, place: Place, accepted: trio.socket.SocketType, secured: bool) -> None:
+    async def _speak_in(self, place: DoorPlace, accepted: trio.socket.SocketType, secured: bool) -> None:
         async with trio.SocketStream(accepted) as transport:
             stream: trio.abc.Stream | None = transport
             if secured:
