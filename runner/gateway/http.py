@@ -119,8 +119,8 @@ class LedgerMaker:
 
 
 class _Sessions(StreamableHTTPSessionManager):
-    """The sessions of one caller. When there are as many as there may be, a new one takes the place of the one
-    that is idle longest, of those that were hardly used if there are any. The SDK would refuse it until a
+    """The sessions of one caller. When there are as many as there may be, a new one takes the place of that
+    which is idle longest, of those that were hardly used if there are any. The SDK would refuse it until a
     session has been idle for half an hour."""
 
     def __init__(self, server: Server[Any]) -> None:

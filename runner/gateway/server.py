@@ -50,9 +50,9 @@ from runner.gateway.translate import (
 from runner.outcome import Outcome
 from runner.protocol.dialect import Notice, Progress
 from runner.protocol.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS
-from runner.protocol.memory import size_of
+from runner.serve.news import NewsQueue
 from runner.serve.refusal import outcome_error
-from sandbox.document.diagnostic import cut, quoted
+from sandbox.document.diagnostic import quoted
 
 _RESOURCE_NOT_FOUND = -32002
 _LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
@@ -61,8 +61,6 @@ _MOST_REMARKS = 1000  # that one client is told: a plugin may fail with other wo
 _MOST_SESSIONS = 256  # that are told of changes
 _MOST_SUBSCRIBED = 256  # resources of one session
 _TELL_SECONDS = 5.0
-_MOST_NEWS = 256  # that wait for a client that does not read
-_MOST_LOG_BYTES, _MOST_LOG_PARTS = 16 << 10, 1000  # of one message, in memory
 _CHANGES: Mapping[str, tuple[ServerEvent, str]] = {  # the newer protocol's event, the older one's method
     "tools": (ToolsListChanged(), "send_tool_list_changed"),
     "prompts": (PromptsListChanged(), "send_prompt_list_changed"),
@@ -104,7 +102,7 @@ class ClientGateway:
         self._bus = InMemorySubscriptionBus()
         self._told: set[str] = set()  # remarks that this client has heard
         self._changed: set[str] = set()
-        self._news, self._to_tell = trio.open_memory_channel[Callable[[], Awaitable[None]] | None](_MOST_NEWS)
+        self._news = NewsQueue[Callable[[], Awaitable[None]] | None]()
         self.on_first: Callable[[Context], Awaitable[None]] | None = None
         catalogue.on_changed.append(self._list_changed)
         nursery.start_soon(self._tell)
@@ -306,26 +304,20 @@ class ClientGateway:
         level = value.get("level") if value.get("level") in _LEVELS else "info"
         context, logger = request.context, value.get("logger")
         name = f"{plugin}/{logger[:100]}" if isinstance(logger, str) and logger else plugin
-        self._post(partial(self._log, context, str(level), name, _short(value.get("data"))))
+        self._news.put(lambda: self._log(context, str(level), name, value.get("data")), value)
 
     def _resource_changed(self, uri: str) -> None:
-        self._post(partial(self._bus.publish, ResourceUpdated(uri)))
+        self._news.put(partial(self._bus.publish, ResourceUpdated(uri)), uri)
         for each in self._sessions.values():
             if uri in each.subscribed:
-                self._post(partial(each.session.send_resource_updated, uri))
+                self._news.put(partial(each.session.send_resource_updated, uri), uri)
 
     def _list_changed(self, what: str) -> None:
         self._changed.add("resources" if what == "resource_templates" else what)
-        self._post(None)
-
-    def _post(self, news: Callable[[], Awaitable[None]] | None) -> None:
-        try:
-            self._news.send_nowait(news)
-        except trio.WouldBlock:
-            pass  # the client does not read; changes of lists stay noted
+        self._news.put(None, None)  # if the client does not read, changes of lists stay noted
 
     async def _tell(self) -> None:
-        async for news in self._to_tell:
+        async for news in self._news:
             changed, self._changed = self._changed, set()
             for what in sorted(changed):
                 event, method = _CHANGES[what]
@@ -386,36 +378,21 @@ class ClientGateway:
 
 
 async def _make_with_progress(maker: Maker, request: ClientRequest, call: GatewayCall) -> Made:
-    send, receive = trio.open_memory_channel[tuple[float, float | None, str | None]](_MOST_NEWS)
-    count = 0
-
-    def take(value: Mapping[str, Any]) -> None:
-        nonlocal count
-        count += 1
-        try:
-            send.send_nowait(progress_of(value, count))  # not the value, which may be a whole frame
-        except trio.WouldBlock:
-            pass  # the client does not read: it misses some
+    news = NewsQueue[Mapping[str, Any]]()  # a client that does not read misses some
 
     async def pass_on() -> None:
-        async for progress in receive:
-            await request.context.session.report_progress(*progress)
+        count = 0
+        async for value in news:
+            count += 1
+            await request.context.session.report_progress(*progress_of(value, count))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pass_on)
-        with send:
-            made = await maker.make(call, take)
+        try:
+            made = await maker.make(call, lambda value: news.put(value, value))
+        finally:
+            news.close()
     return made
-
-
-def _short(data: Any) -> Any:
-    """What a plugin logs, with a bound: up to _MOST_NEWS of these wait for a client that does not read."""
-    if isinstance(data, str):
-        return cut(data, _MOST_LOG_BYTES)
-    size = size_of(data, _MOST_LOG_PARTS)
-    if size is None or size > _MOST_LOG_BYTES:
-        return "a log message that is too large for the gateway: the plugin's own log may have it"
-    return data
 
 
 def _key(context: Context) -> str:

@@ -29,7 +29,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
-from typing import IO
+from typing import IO, cast
 
 import trio
 
@@ -184,7 +184,7 @@ async def list_layer(
     await registry.get_blob(package.layer, file)
     file.flush()
     file.seek(0)
-    return await trio.to_thread.run_sync(list_archive, _Interruptible(file))
+    return await trio.to_thread.run_sync(list_archive, cast(IO[bytes], _Interruptible(file)))
 
 
 async def get_package(registry: RegistryClient, reference: Reference) -> PackageManifest:

@@ -32,6 +32,7 @@ _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[\t -~\x80-\xff]*)?\r\n
 _FRAMING = (b"content-length", b"transfer-encoding")
 _HEAD_STATES = (h11.IDLE, h11.SEND_RESPONSE)
 _PAUSED_STATES = (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL, h11.SWITCHED_PROTOCOL)  # type: ignore[attr-defined]
+_NOT_A_HEADER = "it has a control character in a header, or a line that does not end as HTTP's lines do"
 TOO_LARGE = 431  # the status for a peer who sends too much
 _OTHER_VERSION = 505
 
@@ -41,7 +42,7 @@ class HttpConnection(h11.Connection):
         """`our_role`: h11.SERVER or h11.CLIENT. `most_head_bytes`: of a request, or of an answer and all
         interim answers before it."""
         super().__init__(our_role, max_incomplete_event_size=MOST_CHUNK_LINE_BYTES)
-        self.fault = ""  # of the peer
+        self.fault = ""  # of the peer, without its words, which may be secret
         self._stop = _STOP_IN_REQUEST if our_role is h11.SERVER else _STOP_IN_ANSWER
         self._most_head_bytes = most_head_bytes
         self._interim_bytes = 0  # of the heads of interim answers
@@ -65,7 +66,7 @@ class HttpConnection(h11.Connection):
         try:
             return self._next_event()
         except h11.RemoteProtocolError as error:
-            self.fault = self.fault or str(error)
+            self.fault = self.fault or str(error).partition(":")[0]
             if self.their_state is not h11.ERROR:
                 self._process_error(self.their_role)  # nothing is read after a fault
             raise
@@ -144,7 +145,7 @@ class HttpConnection(h11.Connection):
         if found is None:
             return self._wait(most, what)
         if found[1] is None:
-            raise h11.RemoteProtocolError("it has a line that is not a header")
+            raise h11.RemoteProtocolError(_NOT_A_HEADER)
         if self._held.count(b"\n", 0, found.end()) > MOST_HEADER_LINES + 2:
             raise h11.RemoteProtocolError(f"it has more than {MOST_HEADER_LINES} headers", TOO_LARGE)
         return self._cut(found.end())

@@ -11,15 +11,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runner.ledger.rows import InvocationRow
-from runner.protocol.memory import size_of
 from runner.serve.desk import CallAnswer, Desk, DoorCall, off_loop_if_large
 from runner.serve.event_stream import Emit, EventStream
+from runner.serve.news import NewsQueue
 from runner.serve.refusal import Refused
 
 _MOST_KEY = 255
-_MOST_PROGRESS = 256  # events of one call that wait for a slow reader
-# Of these, in memory. One that has too many parts to be measured waits alone: it may be a whole frame.
-_MOST_WAITING_BYTES, _MOST_MEASURED = 4 << 20, 1000
 
 
 def with_headers(request: Request, call: DoorCall) -> DoorCall:
@@ -60,35 +57,22 @@ async def answer_call(desk: Desk, request: Request, asked: DoorCall) -> Response
 
 
 async def _stream(desk: Desk, row: InvocationRow, asked: DoorCall, emit: Emit) -> None:
-    send, receive = trio.open_memory_channel[tuple[Mapping[str, Any], int]](_MOST_PROGRESS)
-    dropped = waiting = 0
-
-    def on_progress(value: Mapping[str, Any]) -> None:
-        nonlocal dropped, waiting
-        size = size_of(value, _MOST_MEASURED) or _MOST_WAITING_BYTES
-        if waiting and waiting + size > _MOST_WAITING_BYTES:
-            dropped += 1
-            return
-        try:
-            send.send_nowait((value, size))
-            waiting += size
-        except trio.WouldBlock:
-            dropped += 1
+    news = NewsQueue[Mapping[str, Any]]()
 
     async def pass_on() -> None:
-        nonlocal waiting
-        async for value, size in receive:
+        async for value in news:
             await emit("progress", dict(value))
-            waiting -= size
 
     await emit("accepted", {"id": row.id})
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pass_on)
-        with send:
-            answer = await desk.make(row, asked, on_progress)
+        try:
+            answer = await desk.make(row, asked, lambda value: news.put(value, value))
+        finally:
+            news.close()
     await emit(
         "result" if answer.is_ok else "error",
-        {"status": answer.status, "dropped_progress": dropped, **answer.document},
+        {"status": answer.status, "dropped_progress": news.dropped, **answer.document},
     )
 
 

@@ -32,14 +32,24 @@ from runner.protocol.http_connection import HttpConnection
 from runner.serve.door import MOST_HEADER_BYTES
 from runner.serve.peer import Departure, DoorPeer, unix_peer
 from runner.serve.refusal import Refused
-from runner.serve.room import Place, Room
+from runner.serve.room import DoorPlace, Room
 from runner.serve.tls import SPEAKS_HTTP, DoorTls, certified_peer, handshake_fault
 
 HANDSHAKE_SECONDS = 5.0
 _WRITE_SECONDS = 30.0  # for one part of an answer
 _PART_BYTES = 64 << 10
-_MOST_SHOWN = 200  # characters of what is wrong with a request
 _MOST_REQUESTS = 1_000_000  # of one connection
+# The code, the message and the hint for a request that cannot be read, by the status of its answer.
+_NOT_READ = {
+    400: ("not_http", "this is not a request in HTTP/1.1", "send one that keeps to RFC 9112"),
+    431: ("header_too_large", "the request is too large", "send fewer and shorter headers, or larger chunks"),
+    501: (
+        "transfer_encoding",
+        "the request has an unknown Transfer-Encoding",
+        "send it chunked, or with its length",
+    ),
+    505: ("http_version", "the request is not in HTTP/1.1", "use HTTP/1.1"),
+}
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 )
@@ -84,7 +94,7 @@ class _Pause:
 class _IdleTimer:
     """In place of Hypercorn's, which starts a task for each request."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: DoorPlace) -> None:
         self._place = place
         self._scope = trio.CancelScope()
         self._is_needed = True
@@ -136,10 +146,9 @@ class _Protocol(H11Protocol):
 
     async def _send_error_response(self, status_code: int) -> None:
         """Hypercorn's has no body."""
-        code = {431: "header_too_large", 501: "transfer_encoding", 505: "http_version"}.get(status_code)
         assert isinstance(self.connection, HttpConnection)
-        message = f"this is not a request in HTTP/1.1: {self.connection.fault[:_MOST_SHOWN]}"
-        refused = Refused(status_code, code or "not_http", message, "send one that keeps to RFC 9112")
+        code, what, hint = _NOT_READ.get(status_code, _NOT_READ[400])
+        refused = Refused(status_code, code, f"{what}: {self.connection.fault}", hint)
         self._on_refused(self.connection_state["peer"], refused)
         raw = json.dumps(refused.document()).encode()
         length, kind = str(len(raw)).encode(), b"application/json"
@@ -230,17 +239,18 @@ class _Connection(TCPServer):
         # Head and body of an answer go out together: two writes wake the client twice. The head of an answer
         # is always followed by more, if only by the empty end of its body. "100 Continue" is not: the client
         # waits for it before it sends more.
-        data, self._head = self._head + event.data, b""
-        if event.data.startswith(b"HTTP/1.1 ") and not event.data.startswith(b"HTTP/1.1 1"):
-            self._head = data
-            return
-        if not data:
-            return
+        parts, self._head = [self._head, event.data], b""
+        if len(event.data) < _PART_BYTES:  # a large body is not copied
+            parts = [b"".join(parts)]
+            if event.data.startswith(b"HTTP/1.1 ") and not event.data.startswith(b"HTTP/1.1 1"):
+                self._head = parts[0]
+                return
         async with self.send_lock:
             # Hypercorn waits without a bound, also when it is told to end.
             with trio.move_on_after(_WRITE_SECONDS, shield=True):
                 try:
-                    await self.stream.send_all(data)
+                    for part in filter(None, parts):
+                        await self.stream.send_all(part)
                     return
                 except (trio.BrokenResourceError, trio.ClosedResourceError):
                     pass
@@ -324,7 +334,7 @@ class Connections:
                 nursery.start_soon(self._speak, accepted, secured, place, scope)
 
     async def _speak(
-        self, accepted: trio.socket.SocketType, secured: bool, place: Place, scope: trio.CancelScope
+        self, accepted: trio.socket.SocketType, secured: bool, place: DoorPlace, scope: trio.CancelScope
     ) -> None:
         """`secured`: the client has to speak TLS."""
         try:
@@ -336,7 +346,7 @@ class Connections:
         finally:
             place.leave()
 
-    async def _speak_in(self, place: Place, accepted: trio.socket.SocketType, secured: bool) -> None:
+    async def _speak_in(self, place: DoorPlace, accepted: trio.socket.SocketType, secured: bool) -> None:
         async with trio.SocketStream(accepted) as transport:
             stream: trio.abc.Stream | None = transport
             if secured:

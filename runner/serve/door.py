@@ -25,7 +25,7 @@ MOST_HEADER_BYTES = 16 << 10
 MOST_BODY_BYTES = 16 << 20
 BODY_SECONDS = 30.0
 _MOST_VISITOR_BYTES = 4 << 10
-MOST_HELD_BYTES = 256 << 20  # bodies of all requests
+MOST_HELD_BYTES = 256 << 20  # bodies of all requests; and as much of answers that are being written
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -33,33 +33,78 @@ Send = Callable[[Message], Awaitable[None]]
 Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
+class _Held(Counter[str]):
+    """The bytes that are in memory for each caller: of bodies, or of answers."""
+
+    def excess(self, caller: str) -> int:
+        """The bytes above a caller's share, which is half of what other callers leave: so there is always
+        some room for the next caller."""
+        own = self[caller]
+        return own - (MOST_HELD_BYTES - (self.total() - own)) // 2
+
+    def drop(self, caller: str, size: int) -> None:
+        self[caller] -= size
+        if not self[caller]:
+            del self[caller]
+
+
 class _Body:
-    def __init__(self, held: Counter[str], caller: str) -> None:
+    def __init__(self, held: _Held, caller: str) -> None:
         self.content = bytearray()  # not a list of parts: a client may send it byte by byte
         self.size = 0
         self._held, self._caller = held, caller
 
     def add(self, part: bytes) -> bool:
-        """Returns False if its caller holds more than a fair share of the room, which is half of what other
-        callers leave: so there is always some for the next caller."""
+        """Returns False if its caller holds more than its share."""
         self.content += part
         self.size += len(part)
         self._held[self._caller] += len(part)
-        own = self._held[self._caller]
-        return own <= (MOST_HELD_BYTES - (self._held.total() - own)) // 2
+        return self._held.excess(self._caller) <= 0
 
     def drop(self) -> None:
         """Give its room back. May be called twice."""
-        self._held[self._caller] -= self.size
+        self._held.drop(self._caller, self.size)
         self.content.clear()
         self.size = 0
-        if not self._held[self._caller]:
-            del self._held[self._caller]
 
     def take(self) -> bytes:
         whole = bytes(self.content)
         self.content.clear()
         return whole
+
+
+class _Unread:
+    """Parts of answers that are being written. A client may take its time to read one, and a caller whose
+    clients read nothing would fill the memory. So when a caller has more than its share, its oldest parts
+    are given up."""
+
+    def __init__(self) -> None:
+        self._held = _Held()
+        self._parts: dict[object, tuple[str, int, Callable[[], None]]] = {}  # the oldest first
+
+    async def send(self, message: Message, send: Send, caller: str, give_up: Callable[[], None]) -> None:
+        """`give_up`: closes the connection at once."""
+        size, part = len(message.get("body", b"")), object()
+        self._held[caller] += size
+        if self._held.excess(caller) > 0:
+            self._give_up(caller)
+        self._parts[part] = caller, size, give_up
+        try:
+            await send(message)
+        finally:
+            self._drop(part)
+
+    def _give_up(self, caller: str) -> None:
+        for part, (other, _, give_up) in [*self._parts.items()]:
+            if other == caller and self._held.excess(caller) > 0:
+                self._drop(part)
+                give_up()
+
+    def _drop(self, part: object) -> None:
+        """May be called twice."""
+        if part in self._parts:
+            caller, size, _ = self._parts.pop(part)
+            self._held.drop(caller, size)
 
 
 class Door:
@@ -81,7 +126,8 @@ class Door:
         self._on_refused = on_refused
         self._on_connected = on_connected
         self._page = page
-        self._held: Counter[str] = Counter()  # bytes of bodies in memory, by caller
+        self._held = _Held()
+        self._unread = _Unread()
         self._most_bytes = most_bytes
         self._body_seconds = body_seconds
 
@@ -111,9 +157,17 @@ class Door:
             async def replay() -> Message:
                 return given.pop() if given else await receive()
 
+            def give_up() -> None:
+                message = "this caller's share of the room for answers that are not read is in use"
+                self._on_refused(peer, Refused(503, "unread_answer", message))
+                scope["state"]["place"].close()
+
+            async def send_counted(message: Message) -> None:
+                await self._unread.send(message, send, caller, give_up)
+
             session: PageSession | None = scope["state"]["session"]
             with nullcontext() if session is None else session.bound(), _until_expiry(peer):
-                await self._application(scope, replay, send)
+                await self._application(scope, replay, send_counted)
         except Refused as refused:
             if body is not None:
                 body.drop()  # before the answer, for which the client may take its time

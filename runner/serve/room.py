@@ -14,7 +14,7 @@ HEADER_SECONDS = 15.0  # for a request header, and between two requests of a con
 STRANGER_SECONDS = 5.0  # the same, for a stranger
 
 
-class Place:
+class DoorPlace:
     """The place of one connection. `close`: ends the connection at once, for another one's sake."""
 
     def __init__(self, room: Room, address: str, close: Callable[[], None]) -> None:
@@ -38,10 +38,10 @@ class Place:
 class Room:
     def __init__(self, most: int, on_full: Callable[[], None]) -> None:
         self._most, self._on_full = most, on_full
-        self.places: set[Place] = set()
-        self.strangers: dict[Place, None] = {}  # the oldest first
+        self.places: set[DoorPlace] = set()
+        self.strangers: dict[DoorPlace, None] = {}  # the oldest first
 
-    def take(self, address: str, close: Callable[[], None]) -> Place | None:
+    def take(self, address: str, close: Callable[[], None]) -> DoorPlace | None:
         """A place for a stranger. None: all are held by clients who are known."""
         if len(self.places) >= self._most or len(self.strangers) >= max(1, self._most // 2):
             self._on_full()
@@ -51,7 +51,7 @@ class Room:
             oldest = max(self.strangers, key=lambda each: held[each.address])  # of equals, the first
             oldest.leave()
             oldest.close()
-        place = Place(self, address, close)
+        place = DoorPlace(self, address, close)
         self.places.add(place)
         self.strangers[place] = None
         return place

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 import trio
-from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 import trio.testing
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 
 from runner.approvals.tools import ToolRecord
 from runner.cli.serving.serve import _gateway

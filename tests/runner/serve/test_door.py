@@ -11,7 +11,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,6 +86,15 @@ async def test_bodies_and_headers_are_bounded_in_size_and_time(
         ):
             found = await door.ask(raw + b"\r\n\r\n")
             assert (status(found), code(found)) == expected
+        # A header that is nearly one may hold a secret: it is neither repeated nor noted.
+        found = await door.ask(request("/health", host, "Authorization : Bearer hunter2"))
+        assert (status(found), code(found)) == (400, "not_http") and b"hunter2" not in found
+        with trio.fail_after(60):
+            while "illegal header line" not in (
+                noted := str(await door.ledger.do(LedgerFile.audit, "refusal"))
+            ):
+                pass
+        assert "hunter2" not in noted
         # Who would rather speak something else gets an answer, and can ask again.
         websocket = ("Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==")
         async with await door.connect() as stream:
@@ -283,6 +292,62 @@ async def test_a_client_that_does_not_read_is_closed(tmp_path: Path, monkeypatch
         with trio.fail_after(60):
             while status(await door.ask(GET)) != 200:
                 pass
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("is_bounded", [True, False])
+async def test_answers_that_nobody_reads_are_given_up(
+    tmp_path: Path, is_bounded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 16 << 20  # more than the kernel holds for a client
+    monkeypatch.setattr(door_module, "MOST_HELD_BYTES", (6 if is_bounded else 60) * size)
+    monkeypatch.setattr(connections, "_WRITE_SECONDS", 250.0)
+    asked: list[str] = []
+    refused: list[str] = []
+    bugs: list[Exception] = []
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", str(size).encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        asked.append(scope["state"]["caller"])
+        await send({"type": "http.response.body", "body": bytes(size), "more_body": False})
+
+    door = door_module.Door(
+        application,
+        Rules(os.geteuid(), orgs=lambda token: token.decode()),
+        on_refused=lambda peer, why: refused.append(why.code),
+        on_connected=lambda peer, caller: None,
+    )
+    serving = connections.Connections(door, 64, lambda: None, bugs.append, lambda peer, why: None)  # type: ignore[arg-type]
+    path = str(tmp_path / "run/serve.sock")
+    async with AsyncExitStack() as stack:
+        listener = stack.enter_context(listen.listen_unix(path))
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        stack.callback(nursery.cancel_scope.cancel)
+        nursery.start_soon(serving.serve, listener)
+
+        async def ask(org: str, waiting: int) -> trio.SocketStream:
+            before = len(asked)
+            stream = await stack.enter_async_context(await trio.open_unix_socket(path))
+            await stream.send_all(request("/", "Host: localhost", f"Authorization: Bearer {org}"))
+            with trio.fail_after(60):
+                while len(asked) == before:
+                    await trio.lowlevel.checkpoint()
+            assert door._unread._held[f"org:{org}"] == waiting * size
+            return stream
+
+        # Of six answers, one is another caller's. Half of what that leaves are two.
+        other = await ask("other", 1)
+        held = [await ask("one", min(count, 2) if is_bounded else count) for count in range(1, 9)]
+        assert refused == (["unread_answer"] * 6 if is_bounded else [])
+        # The newest are still there, and that of the other caller.
+        for number, stream in enumerate((*held, other)):
+            found = 0
+            with trio.fail_after(60), suppress(trio.BrokenResourceError):
+                while found < size and (part := await stream.receive_some(1 << 20)):
+                    found += len(part)
+            assert (found >= size) is (number >= 6 or not is_bounded)
+    assert bugs == []
 
 
 @pytest.mark.trio

@@ -11,14 +11,14 @@ import pytest
 import trio
 
 from runner.serve import connections, room
-from runner.serve.room import Place, Room
+from runner.serve.room import DoorPlace, Room
 from tests.runner.serve.house import TOKEN, House, answer, house, request, status
 
 KNOWN = request("/health", "Host: localhost", f"Authorization: Bearer {TOKEN.decode()}")
 VISITOR = request("/page.css", "Host: localhost")
 
 
-def fill(places: Room, *addresses: str) -> tuple[list[Place | None], list[int]]:
+def fill(places: Room, *addresses: str) -> tuple[list[DoorPlace | None], list[int]]:
     """Take a place for each address. Returns them, and which were closed for others, in order."""
     closed: list[int] = []
     return [places.take(each, partial(closed.append, at)) for at, each in enumerate(addresses)], closed
@@ -95,7 +95,7 @@ async def test_idle_connections_of_a_stranger_lock_nobody_out(
             for stream in held:
                 await stream.aclose()
         # All places are held by clients who are known: nobody is closed, and the next one is told.
-        others = []
+        others: list[trio.abc.Stream] = []
         with trio.fail_after(60):
             while len(others) < 7:
                 stream = await door.connect(tcp=True)
@@ -114,7 +114,7 @@ async def test_they_would_if_everybody_was_taken_for_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Trusting(Room):
-        def take(self, address: str, close: Callable[[], None]) -> Place | None:
+        def take(self, address: str, close: Callable[[], None]) -> DoorPlace | None:
             if (place := super().take(address, close)) is not None:
                 place.admit()
             return place
