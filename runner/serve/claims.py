@@ -49,7 +49,7 @@ def settle(
         if winner is not None:
             sources.append(winner)
         for each in rivals:
-            if winner is None or _real(each) != _real(winner):
+            if winner is None or (each is not winner and _real(each) != _real(winner)):
                 others = [str(place_of(other)) for other in rivals if other is not each]
                 why = _reason(name, others, chosen.get(name), held.get(name, ()))
                 key = name if _BARE.match(name) else f'"{name}"'
@@ -67,7 +67,9 @@ def _winner(
     else:
         fitting = [each for each in rivals if not holders or place_of(each) in holders]
     # One folder that was found on two ways is one plugin.
-    return fitting[0] if len({_real(each) for each in fitting}) == 1 else None
+    if len(fitting) > 1 and len({_real(each) for each in fitting}) > 1:
+        return None
+    return fitting[0] if fitting else None
 
 
 def _real(source: PluginSource) -> tuple[str, str | None]:
