@@ -105,6 +105,7 @@ class FleetWorker:
         self._ledger = FleetLedger(self._js)
         self._state: WorkerState = "ready"
         self._reason = ""
+        self.remark = ""  # what else people should know, while nothing is wrong with the worker itself
         self._since = time.time()
         self._running: dict[tuple[str, str], _Running] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -250,7 +251,7 @@ class FleetWorker:
             "worker": self._options.name,
             "version": self._options.version,
             "state": self._state,
-            "reason": self._reason or ("" if self._has_room else _FULL),
+            "reason": self._reason or ("" if self._has_room else _FULL) or self.remark,
             "slots": self._options.slots,
             "running": len(self._running),
             "since": self._since,
