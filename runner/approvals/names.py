@@ -36,7 +36,7 @@ class NamePlace(NamedTuple):
         return f"{self.path} ({self.server})" if self.server else self.path
 
 
-class _Row(NamedTuple):
+class _NameRow(NamedTuple):
     name: str
     place: NamePlace
     moved: bool = False  # the name was another place's before, or the place had another name
@@ -54,7 +54,7 @@ class NameRecord:
         as this object lives. `configured`: what is not at or below one of these paths does not count."""
         self.path = path
         self._configured = configured
-        self._given: dict[str, _Row] = {}  # by this object: they count also if the file cannot be used
+        self._given: dict[str, _NameRow] = {}  # by this object: they count also if the file cannot be used
 
     def holders(self) -> dict[str, set[NamePlace]]:
         """The places that each name belongs to: several, if it was given away in two configurations that are
@@ -92,8 +92,8 @@ class NameRecord:
                 replace_file(directory, os.path.basename(self.path), raw, sync=True)
 
     def _with(
-        self, rows: Sequence[_Row], names: Mapping[str, NamePlace], decided: Container[str]
-    ) -> list[_Row]:
+        self, rows: Sequence[_NameRow], names: Mapping[str, NamePlace], decided: Container[str]
+    ) -> list[_NameRow]:
         """The rows of the file, with these names."""
         own = set(self._own(rows))
         # Of others, not those whose whole folder is gone: nothing is being replaced there.
@@ -105,10 +105,10 @@ class NameRecord:
             if name not in held:
                 moved = any((row.name == name) != (row.place == place) for row in known)
                 same = self._given.get(name)
-                kept.add(same if same is not None and same.place == place else _Row(name, place, moved))
+                kept.add(same if same is not None and same.place == place else _NameRow(name, place, moved))
         return sorted(others | kept)
 
-    def _own(self, rows: Sequence[_Row]) -> list[_Row]:
+    def _own(self, rows: Sequence[_NameRow]) -> list[_NameRow]:
         paths = {place_at(path).path for path in self._configured}
         paths |= {os.path.realpath(path) for path in self._configured}
         folders = tuple(os.path.join(path, "") for path in paths)
@@ -117,7 +117,7 @@ class NameRecord:
     def _remedy(self) -> str:
         return f"look at it, and remove it (rm {self.path}): each plugin then has its name anew"
 
-    def _read(self) -> list[_Row]:
+    def _read(self) -> list[_NameRow]:
         if self.path is None or not look.lexists(self.path):
             return []
         raw = read_bytes(self.path, _WHAT, _MOST_BYTES, self._remedy())
@@ -128,7 +128,7 @@ class NameRecord:
             rows = data["names"]
             if not all([type(each) for each in row] == [str, str, str, bool] for row in rows):
                 raise ValueError("a row of it is not a name, a path, a server, and whether it was moved")
-            return [_Row(name, NamePlace(path, server), moved) for name, path, server, moved in rows]
+            return [_NameRow(name, NamePlace(path, server), moved) for name, path, server, moved in rows]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             message = f"{_WHAT} {self.path} is damaged: {str(error)[:200]}"
             raise ApprovalsUnusable(message, self._remedy()) from None

@@ -77,7 +77,7 @@ class Judgement(NamedTuple):
     withheld: list[WithheldTool]
 
 
-class _Listed(NamedTuple):
+class _ListedEntry(NamedTuple):
     what: str  # the list
     entry: Mapping[str, Any]
     text: str  # canonical JSON
@@ -253,13 +253,13 @@ class ToolRecord:
 
 def _canonical(
     lists: Mapping[str, Sequence[Mapping[str, Any]]],
-) -> tuple[dict[str, _Listed], list[WithheldTool]]:
+) -> tuple[dict[str, _ListedEntry], list[WithheldTool]]:
     """The entries by name, each with its canonical JSON, and those that no record can hold."""
     count = len(lists.get("tools", ()))
     if count > MOST_TOOLS:
         message = f"the plugin lists {count} tools, and at most {MOST_TOOLS} are shown: so none is"
         raise ApprovalsUnusable(message, "ask its author for a smaller plugin, or for an option")
-    listed: dict[str, _Listed] = {}
+    listed: dict[str, _ListedEntry] = {}
     refused: list[WithheldTool] = []
     total = 0
     for what, entries in lists.items():
@@ -281,11 +281,11 @@ def _canonical(
                     f"what the plugin lists has more than {MOST_LISTED_BYTES >> 20} MiB: so none is shown"
                 )
                 raise ApprovalsUnusable(message, "ask its author for shorter descriptions and schemas")
-            listed[name] = _Listed(what, entry, text)
+            listed[name] = _ListedEntry(what, entry, text)
     return listed, refused
 
 
-def _name(what: str, entry: Mapping[str, Any], listed: Mapping[str, _Listed]) -> tuple[str, str]:
+def _name(what: str, entry: Mapping[str, Any], listed: Mapping[str, _ListedEntry]) -> tuple[str, str]:
     """The name of an entry in the record, and why there is none, or ''."""
     key, _, most = _LISTS[what]
     own = entry.get(key)
@@ -323,7 +323,7 @@ def _without_words(resource: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _with_listed(
-    seen: SeenTools | None, listed: Mapping[str, _Listed], trust_first: bool
+    seen: SeenTools | None, listed: Mapping[str, _ListedEntry], trust_first: bool
 ) -> SeenTools | None:
     """The record after a list. None: there is still nothing to record."""
     texts = {name: each.text for name, each in listed.items()}

@@ -118,6 +118,7 @@ class Node:
             self._options.address, name, on_lost=lost, on_back=back, say=self._say, stays=True
         ) as bus:
             worker = self._worker = FleetWorker(bus, self._thread, self._shelf, options, self._say)
+            worker.remark = self._remark()
             end = asyncio.ensure_future(asked.wait())
             relaying = asyncio.ensure_future(self._thread.on_trio(relay))
             working = asyncio.ensure_future(worker.run(ready))
@@ -163,7 +164,13 @@ class Node:
 
     def _refresh(self) -> None:
         if self._worker is not None:
+            self._worker.remark = self._remark()
             self._thread.loop.call_soon_threadsafe(self._worker.refresh)
+
+    def _remark(self) -> str:
+        """For the whole fleet, so that it has no paths of this machine."""
+        count = len(self._roster.faults)
+        return f"faults of its configuration: {count}; its stderr names them" if count else ""
 
     async def _follow_news(self) -> None:
         with closing(self._supervisor.subscribe()) as news:

@@ -108,6 +108,7 @@ class FleetWorker:
         self._told_full: set[tuple[str, str]] = set()  # users and rooms, since the shares were read
         self._state: WorkerState = "ready"
         self._reason = ""
+        self.remark = ""  # what else people should know, while nothing is wrong with the worker itself
         self._since = time.time()
         self._running: dict[tuple[str, str], _Running] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -265,7 +266,7 @@ class FleetWorker:
             "worker": self._options.name,
             "version": self._options.version,
             "state": self._state,
-            "reason": self._reason or ("" if self._has_room else _FULL),
+            "reason": self._reason or ("" if self._has_room else _FULL) or self.remark,
             "slots": self._options.slots,
             "running": len(self._running),
             "since": self._since,

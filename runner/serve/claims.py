@@ -10,6 +10,7 @@ Who does not get its name is not served, and is a fault of the configuration tha
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 
 from runner.approvals.names import NamePlace, place_at
@@ -17,6 +18,7 @@ from runner.serve.sources import PluginSource, SourceFault
 from sandbox.document.diagnostic import printable
 from sandbox.speed.value import NamedTuple
 
+_BARE = re.compile(r"[A-Za-z0-9_-]+\Z", re.ASCII)  # a key of TOML without quotes
 _MOST_NAMED = 5  # places in a message
 
 
@@ -35,9 +37,8 @@ def settle(
     held: Mapping[str, Collection[NamePlace]],
     table: str = "[{}]",
 ) -> SettledNames:
-    """`chosen`: the path that the settings have for a name. `held`: the place that had it first; several,
-    if the configurations of their time were others. `table`: how
-    the table of a name is written in the settings."""
+    """`chosen`: the path that the settings have for a name. `held`: the place that had it first; several, if
+    the configurations of their time were others. `table`: how the settings write the table of a name."""
     by_name: dict[str, list[PluginSource]] = {}
     for claim in claims:
         by_name.setdefault(claim.name, []).append(claim)
@@ -48,10 +49,11 @@ def settle(
         if winner is not None:
             sources.append(winner)
         for each in rivals:
-            if winner is None or _real(each) != _real(winner):
+            if winner is None or (each is not winner and _real(each) != _real(winner)):
                 others = [str(place_of(other)) for other in rivals if other is not each]
                 why = _reason(name, others, chosen.get(name), held.get(name, ()))
-                way = f'folder = "{each.path}" in the table {table.format(name)} of the settings'
+                key = name if _BARE.match(name) else f'"{name}"'
+                way = f'folder = "{each.path}" in the table {table.format(key)} of the settings'
                 message = f"{why}; so it is not served. Give it another id, or the name with {way}"
                 faults.append(SourceFault(each.path, printable(message)))
     return SettledNames(tuple(sources), tuple(faults))
@@ -65,7 +67,9 @@ def _winner(
     else:
         fitting = [each for each in rivals if not holders or place_of(each) in holders]
     # One folder that was found on two ways is one plugin.
-    return fitting[0] if len({_real(each) for each in fitting}) == 1 else None
+    if len(fitting) > 1 and len({_real(each) for each in fitting}) > 1:
+        return None
+    return fitting[0] if fitting else None
 
 
 def _real(source: PluginSource) -> tuple[str, str | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ import pytest
 from runner.fleet import node
 from runner.fleet.connection import read_address
 from runner.lifecycle.supervisor import open_supervisor
+from tests.conftest import Caller
+from tests.runner.fleet.bus import Bus, working
 from tests.runner.serve.shelf import put_example
+from tests.tables import wait_for
 
 
 @pytest.mark.trio
@@ -46,3 +50,18 @@ async def test_a_plugin_with_anothers_name_is_not_offered(
     assert await offered() == {}
     (plugin_dir / "state/worker/names.json").unlink()
     assert await offered() == {"mail": "aaa"}  # the control: without the record it is a plugin like any
+
+
+@pytest.mark.launches
+@pytest.mark.needs("nats")
+def test_a_fleet_is_told_what_a_worker_does_not_offer(
+    runner_as_user: Caller, plugin_dir: Path, bus: Bus, nothing_left: None
+) -> None:
+    put_example("kaged", "mail", plugin_dir / "plugins")
+    first, hostile = plugin_dir / "plugins/mail", plugin_dir / "plugins/aaa"
+    with working(runner_as_user, plugin_dir, bus.url, name="named") as worker:
+        shutil.copytree(first, hostile)
+        worker.process.send_signal(signal.SIGHUP)
+        told = "faults of its configuration: 1; its stderr names them"
+        assert wait_for(lambda: told in runner_as_user("ps", "--fleet", bus.url).stdout)
+        assert f"{hostile}: the name mail belongs to {first}, where it was first" in worker.end()

@@ -160,6 +160,7 @@ async def test_entries_of_configurations_and_links_are_places_too(plugin_dir: Pa
         assert "a.b" in await one.read()
         write("c.json", entry.replace("git", "a.b"))
         assert (await one.read())["a.b"] == "b.json" and "(a/b)" in one.faults()["c.json"]
+        assert 'in the table ["a.b"] of the settings' in one.faults()["c.json"]
     for name in ("a-project.json", "b.json", "c.json"):
         (plugin_dir / "plugins" / name).unlink()
     # One that is switched off ends, and its name stays its own.
