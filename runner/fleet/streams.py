@@ -70,8 +70,6 @@ def stream_configs(sizes: FleetSizes) -> list[StreamConfig]:
     # Longer than a deadline may be: a call is ended by its deadline, not by its age.
     calls = kept(names.CALLS, names.durable("*", "*"), 7, most, max_msgs=sizes.calls)
     calls.retention, calls.discard = RetentionPolicy.WORK_QUEUE, DiscardPolicy.NEW
-    # Of one user for one plugin, so that a plugin that nobody serves does not stop all others.
-    calls.max_msgs_per_subject, calls.discard_new_per_subject = max(1, sizes.calls // 4), True
     # Ended longer ago than any call can wait in the stream, so that no call is begun a second time.
     ledger = bucket(names.LEDGER, max_age=14 * _DAY, max_bytes=most, max_msg_size=1 << 20)
     return [

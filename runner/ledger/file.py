@@ -56,7 +56,8 @@ from sandbox.speed.value import NamedTuple
 MOST_ROWS = 1000  # of one list
 MOST_LIST_BYTES = 4 << 20  # of its texts, and one row more
 _DAY_SECONDS = 86400.0
-_LOWERED_TO = 0.9  # of the size at which rows are removed
+_MOST_USED = 0.9  # of the size, before rows are removed
+_LOWERED_TO = 0.88  # then: little at once, because calls wait meanwhile
 _PRUNED_AT_ONCE = 500
 _MOST_ANSWER_BYTES = 256 << 10
 _MOST_AUDITED = 100_000  # rows of one kind: strangers who are refused, and orgs, must not push out others'
@@ -66,39 +67,38 @@ _AUDITED = "what || IIF(caller LIKE 'org:%', caller, '')"  # rows of the audit t
 # A key that must not be forgotten yet. What it stands for is not called again, so that its row stays; its
 # answer and record may go.
 _KEPT = "(key IS NOT NULL AND repeated_by IS NULL AND ended >= :kept)"
-_OF_CALLS = "caller || ' ' || plugin"
-_CALL_BYTES = "IFNULL(LENGTH(record), 0) + IFNULL(LENGTH(answer), 0)"
 
 
 class _Removable(NamedTuple):
-    """Rows that may be removed."""
+    """Rows that may be removed, by their owners."""
 
     table: str
     at: str
     condition: str
-    owner: str  # whose rows they are
+    of: str  # the condition that a row is an owner's, who is a room, a name and a plugin
     size: str
-    act: str
+    kept: str = "FALSE"  # rows that only lose their texts
 
 
-_REMOVABLE = (
-    _Removable(
-        *("audit", "at", "TRUE", _AUDITED, f"LENGTH(caller) + LENGTH(detail) + {_ROW_BYTES}"),
-        "DELETE FROM audit WHERE id = ?",
-    ),
-    _Removable(
-        *("invocations", "accepted", f"ended IS NOT NULL AND NOT {_KEPT}", _OF_CALLS),
-        *(f"{_CALL_BYTES} + {_ROW_BYTES}", "DELETE FROM invocations WHERE id = ?"),
-    ),
-    _Removable(
-        *("invocations", "accepted", f"{_KEPT} AND IFNULL(record, answer) IS NOT NULL", _OF_CALLS),
-        *(_CALL_BYTES, "UPDATE invocations SET record = NULL, answer = NULL WHERE id = ?"),
-    ),
-    _Removable(
-        *("deliveries", "created", "state IN ('acked', 'dead')", "poster || ' ' || plugin"),
-        *(f"LENGTH(event) + LENGTH(context) + {_ROW_BYTES}", "DELETE FROM deliveries WHERE id = ?"),
-    ),
+_AUDIT = _Removable(
+    "audit", "at", "TRUE", f"{_AUDITED} = :owner", f"LENGTH(caller) + LENGTH(detail) + {_ROW_BYTES}"
 )
+_CALLS = _Removable(
+    "invocations",
+    "accepted",
+    f"ended IS NOT NULL AND (NOT {_KEPT} OR IFNULL(record, answer) IS NOT NULL)",
+    "caller = :owner AND plugin = :plugin",
+    f"IFNULL(LENGTH(record), 0) + IFNULL(LENGTH(answer), 0) + {_ROW_BYTES}",
+    _KEPT,
+)
+_DELIVERIES = _Removable(
+    "deliveries",
+    "created",
+    "state IN ('acked', 'dead')",
+    "poster = :owner AND plugin = :plugin",
+    f"LENGTH(event) + LENGTH(context) + {_ROW_BYTES}",
+)
+_ROOMS = {"audit": _AUDIT, "calls": _CALLS, "ended": _DELIVERIES}
 _SAME = 5  # fields of a delivery that are the same if it is the same one
 _LOST = "the daemon ended before the call did"
 
@@ -550,56 +550,55 @@ class LedgerFile(SqliteFile):
                 f" (SELECT id FROM audit WHERE {_AUDITED} = ?1 ORDER BY id DESC LIMIT 1 OFFSET ?2)",
                 (kind, _MOST_AUDITED),
             )
-        if self.used_bytes() <= self._bounds.size * _LOWERED_TO:
+        if self.used_bytes() <= self._bounds.size * _MOST_USED:
             return
-        target = self._bounds.size * _LOWERED_TO**2
+        target = self._bounds.size * _LOWERED_TO
         shares = self._removable_bytes()
         while shares and (excess := self.used_bytes() - target) > 0:
-            # Of whoever has most, so that none pushes out others.
+            # Of the owner that has most, and half of that at most, so that none pushes out others.
             largest = max(shares, key=lambda each: shares[each])
-            removed = self._remove_oldest(*largest, excess)
+            removed = self._remove_oldest(*largest, min(excess, shares[largest] / 2))
             shares[largest] -= removed
-            if removed <= 0:
+            if removed <= 0 or shares[largest] <= 0:
                 del shares[largest]
 
     def _remove_before(self, when: float) -> None:
-        for table, at, condition, _, _, act in _REMOVABLE:
-            if not act.startswith("DELETE"):
-                continue  # only the rows themselves are removed by age
+        for each in _ROOMS.values():
             # The clock may have been set forward, or the machine was off, since it was accepted.
-            since = "" if table == "audit" else " AND ended < :when"
+            since = "" if each is _AUDIT else " AND ended < :when"
             self._connection.execute(
-                f"DELETE FROM {table} WHERE {at} < :when AND {condition}{since}",
+                f"DELETE FROM {each.table} WHERE {each.at} < :when AND {each.condition} AND NOT {each.kept}"
+                + since,
                 {"when": when, "kept": self._kept_since()},
             )
 
-    def _removable_bytes(self) -> Counter[tuple[_Removable, str]]:
-        """How much there is of each kind and owner."""
-        return Counter(
-            {
-                (each, owner): size
-                for each in _REMOVABLE
-                for owner, size in self._connection.execute(
-                    f"SELECT {each.owner}, SUM({each.size}) FROM {each.table}"
-                    f" WHERE {each.condition} GROUP BY 1",
-                    {"kept": self._kept_since()},
-                )
-            }
+    def _removable_bytes(self) -> Counter[tuple[str, str, str]]:
+        """How much there is, by room, owner and plugin."""
+        found = self._connection.execute(
+            f"SELECT 'audit', {_AUDITED}, '', SUM({_AUDIT.size}) FROM audit GROUP BY 2"
+            " UNION ALL SELECT room, owner, plugin, bytes FROM shares WHERE room IN ('calls', 'ended')"
         )
+        return Counter({(room, owner, plugin): size for room, owner, plugin, size in found})
 
-    def _remove_oldest(self, of: _Removable, owner: str, bytes_wanted: float) -> int:
+    def _remove_oldest(self, room: str, owner: str, plugin: str, bytes_wanted: float) -> int:
         """Returns how many bytes the removed rows had."""
-        rows = self._connection.execute(
-            f"SELECT id, {of.size} FROM {of.table} WHERE {of.condition} AND {of.owner} = :owner"
-            f" ORDER BY {of.at} LIMIT {_PRUNED_AT_ONCE}",
-            {"kept": self._kept_since(), "owner": owner},
-        ).fetchall()
+        rows = _ROOMS[room]
+        gone: list[tuple[str | int]] = []
+        stripped: list[tuple[str | int]] = []
         removed = 0
-        for name, size in rows:
+        for name, size, is_kept in self._connection.execute(
+            f"SELECT id, {rows.size}, {rows.kept} FROM {rows.table}"
+            f" WHERE {rows.of} AND {rows.condition} ORDER BY {rows.at}",
+            {"kept": self._kept_since(), "owner": owner, "plugin": plugin},
+        ):
+            (stripped if is_kept else gone).append((name,))
+            removed += size
             if removed >= bytes_wanted:
                 break
-            self._connection.execute(of.act, (name,))
-            removed += size
+        self._connection.executemany(f"DELETE FROM {rows.table} WHERE id = ?", gone)
+        if stripped:
+            query = "UPDATE invocations SET record = NULL, answer = NULL WHERE id = ?"
+            self._connection.executemany(query, stripped)
         return removed
 
 

@@ -52,6 +52,7 @@ _WAITS = (
     "(350 + LENGTH(CAST({0}.id || {0}.plugin || {0}.hook || {0}.event || {0}.context AS BLOB))"
     " + IIF(LENGTH({0}.event || {0}.context) > 400, 4096, 0))"
 )
+_ENDED_CALL = "(300 + IFNULL(LENGTH({0}.record), 0) + IFNULL(LENGTH({0}.answer), 0))"
 _ADD = """INSERT INTO shares VALUES ('{room}', NEW.{owner}, NEW.plugin, {size})
     ON CONFLICT DO UPDATE SET bytes = bytes + excluded.bytes;"""
 _TAKE = """UPDATE shares SET bytes = bytes - {size}
@@ -60,17 +61,18 @@ _TAKE = """UPDATE shares SET bytes = bytes - {size}
         WHERE room = '{room}' AND owner = OLD.{owner} AND plugin = OLD.plugin AND bytes <= 0;"""
 
 
-def _counted(table: str, room: str, owner: str, size: str, counts: str) -> list[str]:
-    """Triggers, so that `shares` is right whatever removes rows, and is undone with them. `counts`: which
-    rows are counted."""
+def _counted(table: str, room: str, owner: str, size: str, counts: str, changes: str) -> list[str]:
+    """Triggers, so that `shares` is right whatever removes rows, and is undone with them; to add up the
+    texts of all rows would take seconds. `counts`: which rows are counted. `changes`: the columns that decide
+    it."""
     add = _ADD.format(room=room, owner=owner, size=size.format("NEW"))
     take = _TAKE.format(room=room, owner=owner, size=size.format("OLD"))
     old, new = counts.format("OLD"), counts.format("NEW")
     return [
         f"CREATE TRIGGER {room}_made AFTER INSERT ON {table} WHEN {new} BEGIN {add} END",
         f"CREATE TRIGGER {room}_gone AFTER DELETE ON {table} WHEN {old} BEGIN {take} END",
-        f"CREATE TRIGGER {room}_more AFTER UPDATE ON {table} WHEN NOT ({old}) AND {new} BEGIN {add} END",
-        f"CREATE TRIGGER {room}_less AFTER UPDATE ON {table} WHEN {old} AND NOT ({new}) BEGIN {take} END",
+        f"CREATE TRIGGER {room}_more AFTER UPDATE OF {changes} ON {table} WHEN {new} BEGIN {add} END",
+        f"CREATE TRIGGER {room}_less AFTER UPDATE OF {changes} ON {table} WHEN {old} BEGIN {take} END",
         (
             f"INSERT INTO shares SELECT '{room}', {owner}, plugin, SUM({size.format(table)}) FROM {table}"
             f" WHERE {counts.format(table)} GROUP BY {owner}, plugin"
@@ -91,9 +93,17 @@ _SECOND = (
         PRIMARY KEY (room, owner, plugin)
     ) WITHOUT ROWID""",
     *_counted(
-        "invocations", "keys", "caller", _KEPT_KEY, "({0}.key IS NOT NULL AND {0}.repeated_by IS NULL)"
+        *("invocations", "keys", "caller", _KEPT_KEY),
+        *("({0}.key IS NOT NULL AND {0}.repeated_by IS NULL)", "repeated_by"),
     ),
-    *_counted("deliveries", "waiting", "poster", _WAITS, "({0}.state IN ('queued', 'running'))"),
+    *_counted(
+        *("invocations", "calls", "caller", _ENDED_CALL),
+        *("({0}.ended IS NOT NULL)", "ended, record, answer"),
+    ),
+    *_counted(
+        *("deliveries", "waiting", "poster", _WAITS, "({0}.state IN ('queued', 'running'))", "state"),
+    ),
+    *_counted("deliveries", "ended", "poster", _WAITS, "({0}.state IN ('acked', 'dead'))", "state"),
 )
 
 MIGRATIONS: Sequence[Sequence[str]] = (_FIRST, _SECOND)

@@ -27,6 +27,7 @@ File = TypeVar("File", bound="SqliteFile")
 Order = Callable[[Any], Any]  # called with the file
 
 _ORDERS_BETWEEN_PRUNINGS = 1000
+_VACUUMED_PAGES = 2000  # at once
 
 
 class DatabaseUnusable(Exception):
@@ -107,7 +108,8 @@ class SqliteFile:
     def _shrink(self) -> None:
         self._until_pruning = _ORDERS_BETWEEN_PRUNINGS
         self._transact([type(self).prune])
-        self._connection.execute("PRAGMA incremental_vacuum").fetchall()
+        # Some, because it takes long: pages that are free are used again.
+        self._connection.execute(f"PRAGMA incremental_vacuum({_VACUUMED_PAGES})").fetchall()
 
     def do(
         self,

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from runner.ledger.file import LedgerFile, open_file
 from runner.ledger.retry import Schedule
 from runner.ledger.rows import UNKNOWN, EndOfCall
+from runner.ledger.schema import MIGRATIONS
 from tests.conftest import ROOT, TEMP_PREFIX
 
 ACTS = st.tuples(
@@ -78,7 +79,9 @@ def check_runs(writer: Writer, path: Path, runs: list[tuple[list[tuple[str, int]
     try:
         check_calls(file, said)
         check_deliveries(file, said)
+        check_shares(file)
         drain(file)
+        check_shares(file)
     finally:
         file.close()
 
@@ -117,6 +120,16 @@ def check_deliveries(file: LedgerFile, said: list[list[Any]]) -> None:
             assert "acked" in last or [words for words in said if words[0] == "settling" and words[1] == name]
         if last and last[-1] == "acked":
             assert row.state == "acked"
+
+
+def check_shares(file: LedgerFile) -> None:
+    """What is counted is what is there."""
+    counted = file._connection.execute("SELECT * FROM shares").fetchall()
+    sums: list[Any] = []
+    for statement in MIGRATIONS[1]:
+        if statement.startswith("INSERT INTO shares "):  # as for a file of the version before
+            sums += file._connection.execute(statement.removeprefix("INSERT INTO shares ")).fetchall()
+    assert sorted(counted) == sorted(sums)
 
 
 def drain(file: LedgerFile) -> None:

@@ -748,7 +748,8 @@ def test_a_file_of_the_first_version_is_counted_and_its_records_are_bounded(path
     assert [(row.id, row.poster) for row in file.deliveries()] == [("d1", ""), ("d2", "org:alpha")]
 
     def shares() -> list[Any]:
-        return file._connection.execute("SELECT room, owner, plugin, bytes FROM shares").fetchall()
+        query = "SELECT room, owner, plugin, bytes FROM shares WHERE room != 'calls'"
+        return file._connection.execute(query).fetchall()
 
     before = shares()
     assert [each[:3] for each in before] == [
@@ -769,7 +770,8 @@ def test_a_file_of_the_first_version_is_counted_and_its_records_are_bounded(path
         file.do(LedgerFile.remove, name, "uid:0")
     clock.now += 40 * 86400
     file.do(LedgerFile.prune)
-    assert shares() == [] and file.invocations() == []
+    assert file.invocations() == []
+    assert file._connection.execute("SELECT * FROM shares").fetchall() == []
     file.close()
 
 

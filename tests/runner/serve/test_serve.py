@@ -222,10 +222,17 @@ def check_verbs(caller: Caller, served: Served) -> None:
         assert "Traceback" not in done.stderr
 
     check_rows(rows, check)
+    hook = {"plugin": "acme.devkit", "hook": "notify", "event": event({})}
+    assert served.ask("POST", "/plugins/acme.devkit/stop")[0] == 200
+    assert served.ask("POST", "/deliveries", {**hook, "id": "it waits"})[0] == 202
+    removed = "it waits: removed, for notify of acme.devkit"
+    check(("ctl", *at, "remove", "it waits"), (0, removed))
+    check(("ctl", *at, "remove", "it waits"), (2, "there is no delivery"))
+    check(("ctl", *at, "remove"), (2, "GET /deliveries lists them"))
+    assert served.ask("POST", "/plugins/acme.devkit/start")[0] == 200
     following = caller.start("logs", "--follow", "--socket", served.socket, "acme.devkit")
     with following, bounded(following):
         assert following.stdout is not None
-        hook = {"plugin": "acme.devkit", "hook": "notify", "event": event({})}
         assert served.ask("POST", "/deliveries", hook)[0] == 202
         assert any(b'"delivery_id"' in line for line in following.stdout)
         following.send_signal(signal.SIGINT)
