@@ -556,8 +556,6 @@ async def test_news_for_a_client_that_does_not_read_are_small(nursery: trio.Nurs
         tracemalloc.stop()
     assert made.value == "done" and told[0] < 32 << 20
     await trio.testing.wait_all_tasks_blocked()
-    data = [args[1] for args in sent if args[0] == "info"]
-    assert max(map(len, data)) <= 16 << 10 and "too large for the gateway" in data[1]
     client.hear("one", Notice("log", {"level": "info", "data": {"fields": list(range(300))}}))
     await trio.testing.wait_all_tasks_blocked()
     assert sent[-1][1] == {"fields": list(range(300))}  # the control: a usual one passes as it is
