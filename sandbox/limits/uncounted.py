@@ -27,7 +27,7 @@ from sandbox.limits.meter import (
     run_slice,
 )
 from sandbox.limits.socket_meter import LONGEST_PAUSE_SECONDS, ProcessTimes
-from sandbox.speed.typed import TYPE_CHECKING, Callable, Generator, Iterable, Mapping
+from sandbox.speed.typed import TYPE_CHECKING, Callable, Generator, Iterable, Mapping, Sequence
 
 if TYPE_CHECKING:
     from sandbox.limits.cgroup import Cgroup
@@ -66,6 +66,7 @@ _STREAMS = 3
 # Descriptors that are read of one plugin, which takes 2 ms. If there are more, so many count as sockets and
 # pipes.
 _MOST_LINKS = 1024
+_MOST_ASKED = 16  # processes, for their network namespace
 _STEP_LINKS = 32
 _LONGEST_COUNT_SECONDS = 0.1  # then the rest is counted without a pause: meanwhile it takes more
 
@@ -246,8 +247,8 @@ class UncountedMeter(Meter):
         held, ahead = counted
         turn = self._over_since + _AGREE_SECONDS + min(ahead, _MOST_TURNS) * _TURN_SECONDS
         agree = self._read_at >= self._over_since + _AGREE_SECONDS
-        if held <= _STREAMS or now < turn or not agree:
-            self._early = self.due = now + LONGEST_PAUSE_SECONDS if held <= _STREAMS else turn
+        if not held or now < turn or not agree:
+            self._early = self.due = turn if held else now + LONGEST_PAUSE_SECONDS
             return None
         self.why = f"{int(self._grown) >> 20} MiB while it ran, and it has {held} sockets and pipes"
         return KERNEL_MEMORY
@@ -266,26 +267,45 @@ class UncountedMeter(Meter):
 
 
 def count_ends(pids: Iterable[int], enough: int = _MOST_LINKS) -> Generator[None, None, int]:
-    """Count the sockets and pipes that these processes have open. The count may stop above `enough`. What we
-    may not see counts nothing."""
+    """Count the sockets and pipes of a cell, without its three streams. The count may stop above `enough`.
+    What we may not see counts nothing.
+
+    The kernel counts the sockets of a network namespace, also those that no process has open: a plugin can
+    send all but one through that one. Without a namespace of its own, what its processes have open counts.
+    """
+    pids = list(pids)
+    sockets = _namespace_sockets(pids)
+    kinds = ("socket:", "pipe:") if sockets is None else ("pipe:",)
     found: set[str] = set()
     read = 0
     for pid in pids:
         try:
             for name in os.listdir(f"/proc/{pid}/fd"):
                 read += 1
-                if read > _MOST_LINKS:
-                    return _MOST_LINKS
-                if len(found) > enough:
-                    return len(found)
+                held = (sockets or 0) + max(0, len(found) - _STREAMS)
+                if read > _MOST_LINKS or held > enough:
+                    return max(held, _MOST_LINKS) if read > _MOST_LINKS else held
                 if read % _STEP_LINKS == 0:
                     yield
                 try:
                     target = os.readlink(f"/proc/{pid}/fd/{name}")
                 except FileNotFoundError:
                     continue  # closed since it was listed
-                if target.startswith(("socket:", "pipe:")):
+                if target.startswith(kinds):
                     found.add(target)
         except OSError:
             continue  # it has ended, or is another user's
-    return len(found)
+    return (sockets or 0) + max(0, len(found) - _STREAMS)
+
+
+def _namespace_sockets(pids: Sequence[int]) -> int | None:
+    """The sockets of the network namespace of these processes. None: it is ours, or cannot be seen."""
+    ours = os.readlink("/proc/self/ns/net")
+    for pid in pids[:_MOST_ASKED]:  # bwrap's are the first
+        try:
+            if os.readlink(f"/proc/{pid}/ns/net") != ours:
+                words = kernel_text(f"/proc/{pid}/net/sockstat").split()
+                return int(words[words.index("used") + 1])
+        except (OSError, ValueError):
+            continue
+    return None

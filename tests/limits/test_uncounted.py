@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sandbox.cell.neighbours import other_cells
-from sandbox.limits.uncounted import most_uncounted, uncounted_bytes
+from sandbox.limits.uncounted import count_ends, most_uncounted, uncounted_bytes
 from tests.limits.cage import Box
 from tests.limits.socket_ways import WAYS
 
@@ -128,10 +128,13 @@ while taken < {TAKEN}:
 print(taken, flush=True)
 sys.stdin.read()
 """
-# More sockets than the other, and nothing to do.
+# Many sockets, of which no process has most open, and nothing to do.
 NEIGHBOUR = """
-import socket, sys
+import array, socket, sys
 kept = [socket.socketpair() for _ in range(50)]
+ends = array.array("i", [end.fileno() for pair in kept[1:] for end in pair])
+kept[0][0].sendmsg([b"."], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, ends)])
+del kept[1:]
 print("ready", flush=True)
 print(sys.stdin.read(), flush=True)
 """
@@ -178,3 +181,14 @@ def test_cells_see_each_other(box: Box) -> None:
             seen = [(first, programs & {*pids}) for first, pids in other_cells(own["init"])]
             # Other tests may have cells as well.
             assert [each for each in seen if each[1]] == [(its["init"] > own["init"], {its["program"]})]
+        # Sockets in transit count too: else a plugin could hide behind one with fewer.
+        assert counted(one["program"]) >= 100 > counted(other["program"])
+
+
+def counted(pid: int) -> int:
+    counting = count_ends([pid])
+    while True:
+        try:
+            next(counting)
+        except StopIteration as stop:
+            return int(stop.value)
