@@ -257,9 +257,9 @@ def _forget_the_account() -> None:
 def _hide_what_people_have(config: pytest.Config) -> None:
     places = hidden.in_use()
     if places and os.geteuid() == 0:
-        hiding = hidden.hidden(places, TEMP_PREFIX)
-        fault = hiding.__enter__()
-        config.add_cleanup(lambda: hiding.__exit__(None, None, None))
+        hiding = contextlib.ExitStack()
+        fault = hiding.enter_context(hidden.hidden(places, TEMP_PREFIX))
+        config.add_cleanup(hiding.close)
     else:
         fault = "only root can hide it" if places else ""
     if fault:
