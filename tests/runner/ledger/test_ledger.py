@@ -358,10 +358,13 @@ async def test_a_caller_far_above_its_share_gets_room_as_soon_as_its_keys_may_be
             await ledger.accept(call(f"c{number}", f"k{number}")._replace(caller=caller))
             await ledger.end(f"c{number}", EndOfCall("ok"))
 
+        async def fill(caller: str) -> None:
+            for _ in range(2000):
+                await accept(caller)
+
         for caller in ("org:early", "org:late"):
             with pytest.raises(KeysFull):
-                for _ in range(2000):
-                    await accept(caller)
+                await fill(caller)
         clock.now += 23 * 3600
         with pytest.raises(KeysFull):
             await accept("org:early")
