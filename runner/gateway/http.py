@@ -135,8 +135,8 @@ class _Sessions(StreamableHTTPSessionManager):
 
     def _admit_session(self, requestor: Any) -> StreamableHTTPServerTransport | None:
         sessions = self._server_instances
+        self._uses = Counter({key: self._uses[key] for key in sessions})  # not those that have ended
         if len(sessions) >= _MOST_SESSIONS:
-            self._uses = Counter({key: self._uses[key] for key in sessions})
             # While a request of theirs is served, the SDK sets them no deadline.
             idle = [
                 (self._uses[key] > _FEW_REQUESTS, scope.deadline, key)

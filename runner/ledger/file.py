@@ -180,20 +180,20 @@ class LedgerFile(SqliteFile):
 
     def _require_room_for_key(self, call: Accepted) -> None:
         """Raises KeysFull."""
-        place = "keys", call.caller, call.plugin
-        if self._over_share(*place) is None:
-            return
-        # Keys whose time is over are kept as long as nobody needs their room. Some are enough for this one.
-        self._connection.execute(
-            "DELETE FROM invocations WHERE id IN (SELECT id FROM invocations"
-            " WHERE key IS NOT NULL AND ended < ? ORDER BY ended LIMIT ?)",
-            (self._kept_since(), _PRUNED_AT_ONCE),
-        )
-        if (taken := self._over_share(*place)) is not None:
+        if (taken := self._over_share("keys", call.caller, call.plugin)) is not None:
             raise KeysFull(
                 f"the idempotency keys of {call.caller} for the plugin {call.plugin} have taken their share"
                 f" of the ledger ({taken} bytes), and none may be forgotten yet"
             )
+
+    def forget_keys(self) -> int:
+        """Remove some keys whose time is over, the oldest first: they are kept as long as nobody needs their
+        room. Returns how many."""
+        return self._connection.execute(
+            "DELETE FROM invocations WHERE id IN (SELECT id FROM invocations"
+            " WHERE key IS NOT NULL AND ended < ? ORDER BY ended LIMIT ?)",
+            (self._kept_since(), _PRUNED_AT_ONCE),
+        ).rowcount
 
     def _kept_since(self) -> float:
         return self.clock() - self._bounds.key_hours * 3600

@@ -14,7 +14,7 @@ import trio
 
 from runner.ledger.database_thread import DatabaseThread
 from runner.ledger.file import Acceptance, Attempt, LedgerFile, open_file
-from runner.ledger.rows import Accepted, Delivery, DeliveryRow, EndOfCall, Verdict
+from runner.ledger.rows import Accepted, Delivery, DeliveryRow, EndOfCall, KeysFull, Verdict
 
 
 class Ledger(DatabaseThread[LedgerFile]):
@@ -22,8 +22,14 @@ class Ledger(DatabaseThread[LedgerFile]):
     end something."""
 
     async def accept(self, call: Accepted) -> Acceptance:
-        """Write a call before it runs. Raises KeyReused."""
-        return await self.do(LedgerFile.accept, call)
+        """Write a call before it runs. Raises KeyReused, and KeysFull."""
+        while True:
+            try:
+                return await self.do(LedgerFile.accept, call)
+            except KeysFull:
+                # In an order of its own: what a refused one has removed is undone with it.
+                if not await self.do(LedgerFile.forget_keys):
+                    raise
 
     async def end(self, invocation: str, ended: EndOfCall) -> None:
         """Write the outcome of a call. If that cannot be done now, it is done before the next transaction;

@@ -33,6 +33,8 @@ _FRAMING = (b"content-length", b"transfer-encoding")
 _HEAD_STATES = (h11.IDLE, h11.SEND_RESPONSE)
 _PAUSED_STATES = (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL, h11.SWITCHED_PROTOCOL)  # type: ignore[attr-defined]
 _NOT_A_HEADER = "it has a control character in a header, or a line that does not end as HTTP's lines do"
+# Where h11 quotes what the peer has sent. A few of its messages have a colon of their own.
+_QUOTE = re.compile(r": (?!headers?\Z|chunked is supported\Z)")
 TOO_LARGE = 431  # the status for a peer who sends too much
 _OTHER_VERSION = 505
 
@@ -66,7 +68,7 @@ class HttpConnection(h11.Connection):
         try:
             return self._next_event()
         except h11.RemoteProtocolError as error:
-            self.fault = self.fault or str(error).partition(":")[0]
+            self.fault = self.fault or _QUOTE.split(str(error))[0]
             if self.their_state is not h11.ERROR:
                 self._process_error(self.their_role)  # nothing is read after a fault
             raise

@@ -30,7 +30,7 @@ from hypercorn.typing import ASGIFramework, ConnectionState
 
 from runner.protocol.http_connection import HttpConnection
 from runner.serve.door import MOST_HEADER_BYTES
-from runner.serve.peer import Departure, DoorPeer, unix_peer
+from runner.serve.peer import CERT, Departure, DoorPeer, unix_peer
 from runner.serve.refusal import Refused
 from runner.serve.room import DoorPlace, Room
 from runner.serve.tls import SPEAKS_HTTP, DoorTls, certified_peer, handshake_fault
@@ -357,8 +357,8 @@ class Connections:
                 peer = DoorPeer(None)
             if stream is None:
                 return
-            if peer.subject:
-                place.admit()
+            if peer.subject and not place.admit(CERT + peer.subject):
+                return
             given = {"peer": peer, "place": place, "greeted": [], "departure": Departure()}
             parts = (self._application, self._config, self._context, ConnectionState(given), stream)
             await _Connection(self._on_refused, *parts).run()

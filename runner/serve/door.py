@@ -18,7 +18,7 @@ import trio
 
 from runner.serve.page.page import Page
 from runner.serve.page.sessions import PageSession
-from runner.serve.peer import VISITOR, DoorPeer, Rules, identify
+from runner.serve.peer import VISITOR, DoorPeer, Rules, identify, is_local
 from runner.serve.refusal import Refused
 
 MOST_HEADER_BYTES = 16 << 10
@@ -139,8 +139,9 @@ class Door:
             scope["state"]["session"] = None
             by_page = None if self._page is None else partial(self._page.identify, scope, headers)
             scope["state"]["caller"] = caller = identify(peer, headers, self._rules, by_page)
-            if caller != VISITOR:
-                scope["state"]["place"].admit()
+            if caller != VISITOR and not scope["state"]["place"].admit("" if is_local(caller) else caller):
+                message = "this caller's share of the connections is in use"
+                raise Refused(503, "busy", message, "use fewer connections, or close some", retry_after=1)
             # The list belongs to the connection, which may have several callers: a visitor who then shows a
             # token must not stay unknown. Visitors themselves would fill the audit.
             if caller not in scope["state"]["greeted"]:

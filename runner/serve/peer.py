@@ -58,6 +58,7 @@ class Departure:
 TOKEN = "token"  # the name of every caller with the token
 PAGE = "page"  # of a session of the page
 VISITOR = "visitor"  # of anybody, for the files of the page
+CERT = "cert:"  # begins the name of a caller with a certificate
 ORG = "org:"  # begins the name of a caller with a token of an org
 
 
@@ -112,7 +113,7 @@ def identify(
         return found
     if peer.subject:
         _require_no_other_page(headers)
-        return f"cert:{peer.subject}"
+        return CERT + peer.subject
     # Compared even if it is missing: the time must not tell one from the other.
     right = hmac.compare_digest(given or b"", rules.token)
     if not right or not rules.token:

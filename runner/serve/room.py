@@ -3,6 +3,7 @@ who it is, by a token, a certificate or the uid of a unix socket.
 
 Strangers have half of the places at most, and each of theirs is given to the next client who needs it: the
 oldest place of the address that has most of them. So nobody without a token can keep out those who have one.
+And nobody who has one keeps out the others: a caller has three quarters of the places that others leave it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 
 HEADER_SECONDS = 15.0  # for a request header, and between two requests of a connection
 STRANGER_SECONDS = 5.0  # the same, for a stranger
+_SHARE = 0.75  # of the places that other callers leave
 
 
 class DoorPlace:
@@ -19,20 +21,26 @@ class DoorPlace:
 
     def __init__(self, room: Room, address: str, close: Callable[[], None]) -> None:
         self.address, self.close = address, close
+        self.caller = ""  # who it is, if its client has shown that
         self._room = room
 
     @property
     def idle_seconds(self) -> float:
         return STRANGER_SECONDS if self in self._room.strangers else HEADER_SECONDS
 
-    def admit(self) -> None:
-        """Its client is no stranger any more. May be called again."""
+    def admit(self, caller: str = "") -> bool:
+        """Its client is no stranger any more. `caller`: who it is, if there are several callers. Returns
+        False if that one has its share of the places. May be called again, also with another caller."""
+        if caller not in ("", self.caller) and not self._room.has_place(caller):
+            return False
+        self.caller = caller or self.caller
         self._room.strangers.pop(self, None)
+        return True
 
     def leave(self) -> None:
         """May be called again."""
         self._room.places.discard(self)
-        self.admit()
+        self._room.strangers.pop(self, None)
 
 
 class Room:
@@ -40,6 +48,12 @@ class Room:
         self._most, self._on_full = most, on_full
         self.places: set[DoorPlace] = set()
         self.strangers: dict[DoorPlace, None] = {}  # the oldest first
+
+    def has_place(self, caller: str) -> bool:
+        """Whether a caller may have one more place."""
+        held = Counter(each.caller for each in self.places if each.caller)
+        left = self._most - (held.total() - held[caller])
+        return held[caller] < max(1, int(left * _SHARE))
 
     def take(self, address: str, close: Callable[[], None]) -> DoorPlace | None:
         """A place for a stranger. None: all are held by clients who are known."""

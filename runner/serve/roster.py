@@ -164,7 +164,8 @@ class Roster:
         except ApprovalsUnusable as unusable:
             # Nobody knows whose the other names are.
             held = self._names.given()
-            message = f"{unusable}; until then only plugins that have their names are served; {unusable.hint}"
+            limits = "until that is mended, only plugins that have their names are served"
+            message = f"{unusable}; {limits}; {unusable.hint}"
             faults = (SourceFault(self._names.path or "", message),)
             claims = [each for each in claims if each.name in held or each.name in self._folders]
         settled = settle(claims, self._folders, held, self._table)

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(found))
         return 0
     print_table(_TITLES, [_row(each) for each in found["plugins"]])
-    for fault in found["configuration"]:  # what is not served, and why
+    for fault in found.get("configuration", ()):  # what is not served, and why; earlier daemons do not say
         print(printable(f"{fault['path']}: {fault['message']}"))
     return 0
 

@@ -87,8 +87,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--settings",
         metavar="FILE",
-        help="a TOML file with a table for each plugin that needs one: config, secrets, limits, state_dir,"
-        " env, args, parked, eager, numbers, and what its contract has as options (binding, project, …)",
+        help="a TOML file with a table for each plugin that needs one: folder (whose name that is), config,"
+        " secrets, limits, state_dir, env, args, parked, eager, numbers, and what its contract"
+        " has as options (binding, project, …)",
     )
     parser.add_argument(
         "--gateway-settings",

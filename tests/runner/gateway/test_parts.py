@@ -497,6 +497,21 @@ async def test_sessions_that_nobody_uses_lock_nobody_out(
 
 
 @pytest.mark.trio
+async def test_sessions_that_have_ended_leave_nothing(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, tmp_path: Path
+) -> None:
+    gateway = http_gateway(nursery, tmp_path)
+    for _ in range(10):
+        _, session = await exchange(gateway, "token", "initialize")
+        for verb in ("POST", "DELETE"):
+            assert (await exchange(gateway, "token", "ping", session, verb))[0] == 200
+        await trio.testing.wait_all_tasks_blocked()
+    manager = gateway._callers["token"].manager
+    assert not manager._server_instances and len(manager._uses) <= 1
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
 async def test_a_session_that_does_not_read_keeps_no_news_from_others(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock, tmp_path: Path
 ) -> None:

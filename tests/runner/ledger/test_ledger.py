@@ -336,11 +336,40 @@ def test_a_caller_and_a_plugin_that_fill_the_keys_are_refused_and_others_are_not
     assert not file.do(LedgerFile.accept, known).fresh
     assert file.do(LedgerFile.accept, call("plain")).fresh
     file.do(LedgerFile.end, "plain", EndOfCall("ok"))
+    assert not file.do(LedgerFile.forget_keys)
     # After their time keys make room for new ones.
     clock.now += 24 * 3600 + 1
-    assert fill("token", "a") > 0
+    assert file.do(LedgerFile.forget_keys) and fill("token", "a") > 0
     file.close()
     assert os.stat(path).st_size <= 1 << 20
+
+
+@pytest.mark.trio
+async def test_a_caller_far_above_its_share_gets_room_as_soon_as_its_keys_may_be_forgotten(
+    path: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A share becomes smaller when others come: then a few keys make no room."""
+    monkeypatch.setattr("runner.ledger.file._PRUNED_AT_ONCE", 5)
+    async with open_ledger(path, clock=clock, bounds=LedgerBounds(size=1 << 20)) as ledger:
+        numbers = iter(range(10_000))
+
+        async def accept(caller: str) -> None:
+            number = next(numbers)
+            await ledger.accept(call(f"c{number}", f"k{number}")._replace(caller=caller))
+            await ledger.end(f"c{number}", EndOfCall("ok"))
+
+        async def fill(caller: str) -> None:
+            for _ in range(2000):
+                await accept(caller)
+
+        for caller in ("org:early", "org:late"):
+            with pytest.raises(KeysFull):
+                await fill(caller)
+        clock.now += 23 * 3600
+        with pytest.raises(KeysFull):
+            await accept("org:early")
+        clock.now += 3601
+        await accept("org:early")
 
 
 def test_a_room_without_shares_is_the_first_callers(path: str, clock: Clock) -> None:

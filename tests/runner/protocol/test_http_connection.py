@@ -266,3 +266,18 @@ def test_no_more_is_held_than_a_head_and_one_reading() -> None:
             read(itertools.chain([start], itertools.repeat(piece, 10_000)), connection)[-1] == "refused 431"
         )
         assert len(connection.trailing_data[0]) <= MOST + len(piece)
+
+
+@pytest.mark.parametrize(
+    ("raw", "fault"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "Missing mandatory Host: header"),
+        (GET + b"Host: a\r\n\r\n", "Found multiple Host: headers"),
+        (POST + b"Transfer-Encoding: gzip\r\n\r\n", "Only Transfer-Encoding: chunked is supported"),
+        (GET + b"Password hunter2: chunked is supported\r\n\r\n", "illegal header line"),
+        (b"hunter2: header\r\n\r\n", "illegal request line"),
+    ],
+)
+def test_a_fault_is_told_whole_and_without_the_words_of_the_peer(raw: bytes, fault: str) -> None:
+    connection = make(h11.SERVER)
+    assert read([raw], connection)[-1].startswith("refused") and connection.fault == fault

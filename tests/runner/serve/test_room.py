@@ -12,7 +12,7 @@ import trio
 
 from runner.serve import connections, room
 from runner.serve.room import DoorPlace, Room
-from tests.runner.serve.house import TOKEN, House, answer, house, request, status
+from tests.runner.serve.house import TOKEN, House, answer, code, house, request, status
 
 KNOWN = request("/health", "Host: localhost", f"Authorization: Bearer {TOKEN.decode()}")
 VISITOR = request("/page.css", "Host: localhost")
@@ -59,6 +59,28 @@ def test_one_place_is_enough_for_strangers() -> None:
     assert fill(places, "c") == ([None], [])
 
 
+def test_a_caller_leaves_a_quarter_of_the_places_to_others() -> None:
+    """Without its name, which is the control, it has them all."""
+
+    def admitted(places: Room, caller: str) -> int:
+        for count in range(100):
+            place = places.take("a", lambda: None)
+            if place is None:
+                return count
+            if not place.admit(caller):
+                place.leave()
+                return count
+        raise AssertionError("no end")
+
+    places = Room(32, lambda: None)
+    callers = ("org:a", "org:b", "org:a", "token", "page")
+    assert [admitted(places, each) for each in callers] == [24, 6, 0, 1, 1]
+    assert admitted(places, "org:late") == 0
+    first = next(each for each in places.places if each.caller == "org:a")
+    assert first.admit("org:a") and not first.admit("org:b") and first.caller == "org:a"
+    assert [admitted(Room(32, lambda: None), ""), admitted(Room(1, lambda: None), "token")] == [32, 1]
+
+
 async def until_ended(stream: trio.abc.ReceiveStream) -> None:
     with trio.fail_after(60), suppress(trio.BrokenResourceError):
         while await stream.receive_some():
@@ -94,17 +116,19 @@ async def test_idle_connections_of_a_stranger_lock_nobody_out(
                 await until_ended(stream)
             for stream in held:
                 await stream.aclose()
-        # All places are held by clients who are known: nobody is closed, and the next one is told.
+        # The token has its share of the places: nobody is closed, and the next one with it is told.
         others: list[trio.abc.Stream] = []
         with trio.fail_after(60):
-            while len(others) < 7:
+            while len(others) < 5:
                 stream = await door.connect(tcp=True)
                 await stream.send_all(KNOWN)
                 if (found := await answer(stream)) and status(found) == 200:
                     others.append(stream)
                 else:
                     await stream.aclose()
-        assert status(await door.ask(KNOWN, tcp=True)) == 503
+        refused = await door.ask(KNOWN, tcp=True)
+        assert (status(refused), code(refused)) == (503, "busy")
+        assert status(await door.ask(VISITOR, tcp=True)) == 200  # others have places
         for stream in others:
             await stream.aclose()
 
