@@ -47,6 +47,8 @@ _LISTS: Mapping[str, tuple[str, str, int]] = {
     "resource_templates": ("uriTemplate", "resource template", 4096),
 }
 _DATE = re.compile(r"[0-9]{4}-[0-9T:.Z+-]{1,40}\Z", re.ASCII)
+# Of a resource whose words nobody has seen. A sentence is not an address.
+_ADDRESS = re.compile(r"[!-~]{1,256}")
 _TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,60}/[A-Za-z0-9][A-Za-z0-9.+-]{0,60}\Z", re.ASCII)
 
 # A host lists every tool to its model, and the largest servers known have a few hundred.
@@ -165,10 +167,11 @@ class ToolRecord:
                 shown[what].append(entry)
                 continue
             reason = _difference(before, text) if before else unseen
-            if what == "resources":
+            is_bare = what == "resources" and _ADDRESS.fullmatch(entry["uri"]) is not None
+            if is_bare:
                 shown[what].append(_without_words(entry))
                 reason += "; until a person has looked it is listed without its words"
-            if before or what != "resources":  # new ones come all the time
+            if before or not is_bare:  # new resources come all the time
                 withheld.append(WithheldTool(label(name), reason))
         return Judgement(shown, withheld)
 

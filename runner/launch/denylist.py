@@ -23,6 +23,9 @@ from sandbox.policy.policy import Policy
 from sandbox.speed.late_site import complete_search_path
 from sandbox.speed.typed import Mapping, Sequence
 
+# In every home, whatever XDG_STATE_HOME says.
+_USERS_STATE = ".local/state/runner"
+
 
 def make_denylist(
     decided: Decided, bwrap: str, mounts: Mounts, environ: Mapping[str, str], *, writes: bool = False
@@ -43,6 +46,10 @@ def make_denylist(
         tokens=tuple(place for each in environs for place in _in_homes(decided, places.tokens, each)),
         policy=decided.policy.deny,
         runner=tuple(dict.fromkeys(p for each in environs for p in _own_places(each, decided.homes))),
+        states=(
+            *(look.realpath(state_root(each)) for each in environs),
+            *(look.realpath(f"{home}/{_USERS_STATE}/plugins") for home in decided.homes),
+        ),
         # Sets of packages are code that every other server of the person starts from.
         protected=(*_own_code(bwrap), *stores),
         deciding=(
@@ -57,14 +64,14 @@ def make_denylist(
 
 
 def _own_places(environ: Mapping[str, str], homes: Sequence[str]) -> tuple[str, ...]:
-    """The runner's own folders; the first holds the state directories."""
+    """The runner's own folders, with those of state directories."""
     root = state_root(environ)
     # Beside the state directories are copies of packages, the daemon's ledger, and backups of configurations.
     places = [root, os.path.dirname(root), users_state(environ), *cache.every_directory(homes)]
     if (approvals := approvals_folder(environ)) is not None:
         places.append(os.path.dirname(approvals))
     # Entries that `runner wrap` wrote have theirs there, whatever XDG_CONFIG_HOME and XDG_STATE_HOME say.
-    always = (".config/runner", ".local/state/runner")
+    always = (".config/runner", _USERS_STATE)
     places += [os.path.join(home, name) for home in homes for name in always]
     return tuple(dict.fromkeys(look.realpath(place) for place in places))
 

@@ -127,6 +127,7 @@ class Denylist:
         homes: Sequence[str] = (),
         policy: Iterable[str] = (),
         runner: Iterable[str] = (),
+        states: Iterable[str] = (),
         protected: Iterable[str] = (),
         deciding: Iterable[str] = (),
         storage: Iterable[str] = (),
@@ -135,9 +136,9 @@ class Denylist:
         copy: str = "",
         guarded: Iterable[GuardedName] = (),
     ) -> None:
-        """`policy` and `runner` are denied like the constants; the first of `runner` is the folder of state
-        directories. `protected` (the runner's own code, bwrap) and `deciding` (manifest and policy) are
-        denied only for writing. `storage` (what hosts store for plugins) is denied like the constants, but a
+        """`policy` and `runner` are denied like the constants. `states`: folders of state directories, which
+        are `runner`'s too. `protected` (the runner's own code, bwrap) and `deciding` (manifest and policy)
+        are denied only for writing. `storage` (what hosts store for plugins) is denied like the constants, but a
         folder that contains it may be read. `tokens`: more files with credentials in homes. `runtime_dir` is
         $XDG_RUNTIME_DIR. `copy`: a folder below one of `runner` that the plugin may read: the checked copy of
         its package. `guarded`: names of hosts that stay read-only in a writable folder, as those of version
@@ -146,7 +147,7 @@ class Denylist:
         self.guarded_names = guarded_table(guarded)
         self._copy = copy
         places = [normal(path) for path in runner]
-        self.states = places[0] if places else ""
+        self.states = tuple(map(normal, states))
         entries = [Entry(path, "host") for path in HOST_PATHS]
         entries += [Entry(path, "cgroups") for path in _cgroup_places(mounts)]
         entries += _entries("home", home_paths(homes))
@@ -306,7 +307,7 @@ class Denylist:
         for found in self._hits(place):
             if not found.denied.applies(found.relation, access):
                 continue
-            if own_state and self.is_among_states(found):
+            if own_state and self.is_among_states(place.names[-1], found):
                 continue
             if self._is_guarded_in(place.names, found.denied, found.relation):
                 continue
@@ -315,11 +316,11 @@ class Denylist:
             return found
         return None
 
-    def is_among_states(self, found: Hit) -> bool:
-        """Whether the only reason of the hit is that the source is in the folder of state directories."""
-        denied = found.denied
-        holds_states = denied.origin == "runner" and contains(denied.path, self.states)
-        return holds_states and found.relation == "below"
+    def is_among_states(self, path: str, found: Hit) -> bool:
+        """Whether the only reason of the hit is that `path` is in a folder of state directories."""
+        if found.denied.origin != "runner" or found.relation != "below":
+            return False
+        return any(contains(found.denied.path, each) and contains(each, path) for each in self.states)
 
     def _hits(self, place: Place) -> Iterator[Hit]:
         for name in place.names:

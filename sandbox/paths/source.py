@@ -74,7 +74,7 @@ def open_source(
     asked = normal(path)
     # By name first: the message is clearer, and a denied path is refused even if it does not exist.
     named = denylist.name_hit(asked, access)
-    if named is not None and not (own_state and denylist.is_among_states(named)):
+    if named is not None and not (own_state and denylist.is_among_states(asked, named)):
         raise _denied(asked, named)
     steps = _walk(asked, mounts)
     last = steps.pop()
@@ -237,7 +237,7 @@ def _judge_source(
         for mounted, shown in zip(below, place.mounted_below, strict=True):
             _require_known_layers(asked, mounted.point, shown, mounts)
     names: Names = denylist.guarded_names if access == "write" else {}
-    if own_state and denylist.states and contains(denylist.states, real):
+    if own_state and any(contains(each, real) for each in denylist.states):
         names = {}
     if names and any(is_guarded(name.strip("/"), names) for name in (*place.names, place.inside.path)):
         raise SourceRefused(

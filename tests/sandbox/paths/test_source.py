@@ -296,7 +296,12 @@ def test_home_directories(tmp_path: Path) -> None:
 def test_a_plugins_own_state_below_the_runners_directory(tmp_path: Path) -> None:
     base = tmp_path.resolve()
     (base / "plugins" / "mine").mkdir(parents=True)
-    denylist = Denylist(read_mounts(), runner=[str(base / "plugins")], policy=[str(base / "plugins" / "no")])
+    denylist = Denylist(
+        read_mounts(),
+        runner=[str(base / "plugins")],
+        states=[str(base / "plugins")],
+        policy=[str(base / "plugins" / "no")],
+    )
 
     def rule(name: str, own_state: bool) -> str:
         try:
