@@ -63,6 +63,7 @@ _AGREE_SECONDS = 0.05  # between the two looks
 # A plugin with fewer sockets and pipes waits so long for each that has more: ending one takes that long.
 _TURN_SECONDS, _MOST_TURNS = 0.25, 8
 _STREAMS = 3
+_RUNNERS_SOCKETS = 1  # in the plugin's namespace: it hears which names the plugin asks for
 # Descriptors that are read of one plugin, which takes 2 ms. If there are more, so many count as sockets and
 # pipes.
 _MOST_LINKS = 1024
@@ -267,22 +268,27 @@ class UncountedMeter(Meter):
 
 
 def count_ends(pids: Iterable[int], enough: int = _MOST_LINKS) -> Generator[None, None, int]:
-    """Count the sockets and pipes of a cell, without its three streams. The count may stop above `enough`.
-    What we may not see counts nothing.
+    """Count the sockets and pipes of a cell, without its three streams, bwrap's and ours. The count may stop
+    above `enough`. What we may not see counts nothing.
 
     The kernel counts the sockets of a network namespace, also those that no process has open: a plugin can
-    send all but one through that one. Without a namespace of its own, what its processes have open counts.
+    send all but one through that one. Without a namespace of its own, what its processes have open counts,
+    and of its streams only pipes are left out: it could close them and have as many sockets for nothing.
     """
     pids = list(pids)
-    sockets = _namespace_sockets(pids)
-    kinds = ("socket:", "pipe:") if sockets is None else ("pipe:",)
-    found: set[str] = set()
-    read = 0
+    of_namespace = _namespace_sockets(pids)
+    sockets: set[str] = set()
+    pipes: set[str] = set()
+    kinds = {"pipe": pipes} if of_namespace is not None else {"pipe": pipes, "socket": sockets}
+    extra = max(0, (of_namespace or 0) - _RUNNERS_SOCKETS)
+    read, bwraps = 0, _bwraps(pids)
     for pid in pids:
+        if pid in bwraps:
+            continue
         try:
             for name in os.listdir(f"/proc/{pid}/fd"):
                 read += 1
-                held = (sockets or 0) + max(0, len(found) - _STREAMS)
+                held = extra + len(sockets) + max(0, len(pipes) - _STREAMS)
                 if read > _MOST_LINKS or held > enough:
                     return max(held, _MOST_LINKS) if read > _MOST_LINKS else held
                 if read % _STEP_LINKS == 0:
@@ -291,11 +297,26 @@ def count_ends(pids: Iterable[int], enough: int = _MOST_LINKS) -> Generator[None
                     target = os.readlink(f"/proc/{pid}/fd/{name}")
                 except FileNotFoundError:
                     continue  # closed since it was listed
-                if target.startswith(kinds):
-                    found.add(target)
+                kind, _, _ = target.partition(":")
+                if kind in kinds:
+                    kinds[kind].add(target)
         except OSError:
             continue  # it has ended, or is another user's
-    return (sockets or 0) + max(0, len(found) - _STREAMS)
+    return extra + len(sockets) + max(0, len(pipes) - _STREAMS)
+
+
+def _bwraps(pids: Sequence[int]) -> set[int]:
+    """Which of the first of these processes are bwrap's: the first one of the plugin's pid namespace, and
+    what is in the namespace around that. No process of the plugin can be either."""
+    numbers: dict[int, list[str]] = {}
+    for pid in pids[:_MOST_ASKED]:
+        try:
+            lines = kernel_text(f"/proc/{pid}/status").splitlines()
+            numbers[pid] = next(line for line in lines if line.startswith("NSpid:")).split()[1:]
+        except (OSError, ValueError, StopIteration):
+            continue
+    deepest = max(map(len, numbers.values()), default=0)
+    return {pid for pid, each in numbers.items() if len(each) < deepest or each[-1] == "1"}
 
 
 def _namespace_sockets(pids: Sequence[int]) -> int | None:

@@ -185,6 +185,8 @@ HOME_WRITE_PATHS: tuple[str, ...] = (
     ".local/share/applications",
     ".local/share/runner",  # packages that servers start from
     ".gitconfig",
+    ".hgrc",
+    ".config/hg",
     ".vimrc",
     ".config/nvim",
 )

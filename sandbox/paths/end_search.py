@@ -6,7 +6,9 @@ are found, and repositories of any name. What was guarded is known by its inode,
 plugin runs, so that no other file gets its number.
 
 What the plugin sizes is bounded: entries, depth, time, memory and what is reported. Folders near the top come
-first, because people work there. No link is followed.
+first, because people work there. Repositories are also looked for among installed packages and in those that
+were there: `git status` runs in every repository that an index calls a submodule, wherever it lies. No link
+is followed.
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ from typing import Any
 
 from sandbox.paths.guarded import (
     BARE_SIGNS,
+    COMMON,
     UNGUARDED,
     VERSION_CONTROL,
     GuardedName,
     Names,
     endings,
     find_row,
+    repositories,
 )
 from sandbox.paths.stand_in import is_harmless
 from sandbox.speed.value import NamedTuple
@@ -43,6 +47,7 @@ _LOOK_AT_CLOCK = 1024  # entries
 _HERE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _GONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+_SIGNS = frozenset((*BARE_SIGNS, COMMON))
 
 Identity = tuple[int, int]
 
@@ -141,6 +146,8 @@ class _UnlistedFolder(NamedTuple):
     above: _UnlistedFolder | None
     name: str
     depth: int
+    only_repositories: bool = False  # what else is in it, no program obeys
+    is_judged: bool = False  # it was judged as a whole, by its name
 
     def names(self) -> list[str]:
         found: list[str] = []
@@ -157,16 +164,17 @@ class _EndWalk:
         self.more = self.entries = 0
         self.incomplete = ""
         self._names, self._ends, self._until = names, endings(names), until
+        self._repositories = repositories(names)
         self._stopped = False
 
     def folder(self, folder: WatchedFolder, known: Mapping[str, Identity]) -> None:
         top = _UnlistedFolder(None, "", 0)
-        waiting = deque([top])
+        waiting, later = deque([top]), deque[_UnlistedFolder]()
         # The folder whose children are listed, and its descriptor.
         parent: tuple[_UnlistedFolder, int] | None = None
         try:
-            while waiting and not self._stopped:
-                here = waiting.popleft()
+            while (waiting or later) and not self._stopped:
+                here = (waiting or later).popleft()
                 try:
                     if here.above is None:
                         fd = os.open(".", _LIST, dir_fd=folder.fd)
@@ -181,7 +189,7 @@ class _EndWalk:
                     self._not_listed(error, None if parent is None else parent[1], here, folder)
                     continue
                 try:
-                    self._list(_Place(folder, known, fd, "/".join(here.names())), here, waiting)
+                    self._list(_Place(folder, known, fd, "/".join(here.names())), here, waiting, later)
                 except OSError as error:
                     self._stop(f"{folder.real}: {error.strerror}")
                 finally:
@@ -190,8 +198,15 @@ class _EndWalk:
             if parent is not None:
                 os.close(parent[1])
 
-    def _list(self, place: _Place, here: _UnlistedFolder, waiting: deque[_UnlistedFolder]) -> None:
-        signs, names, ends = 0, self._names, self._ends
+    def _list(
+        self,
+        place: _Place,
+        here: _UnlistedFolder,
+        waiting: deque[_UnlistedFolder],
+        later: deque[_UnlistedFolder],
+    ) -> None:
+        signs: set[str] = set()
+        names, ends = (self._repositories, ()) if here.only_repositories else (self._names, self._ends)
         with os.scandir(place.fd) as items:
             for item in items:
                 self.entries += 1
@@ -201,7 +216,8 @@ class _EndWalk:
                 if self.entries % _LOOK_AT_CLOCK == 0 and time.monotonic() > self._until:
                     self._stop(f"the search ended after {_SECONDS:g} seconds and {self.entries} entries")
                     return
-                signs += item.name in BARE_SIGNS
+                if item.name in _SIGNS:
+                    signs.add(item.name)
                 row = names.get(item.name)
                 if row is None and item.name[0] == ".":  # some filesystems do not tell .GIT from .git
                     row = names.get(item.name.lower())
@@ -209,21 +225,26 @@ class _EndWalk:
                     row = find_row(item.name, names)
                 if row is not None:
                     self._judge(place, item.name, row)
-                    if row.sign != "":
+                    if row.sign is None:
                         continue
-                if item.name in UNGUARDED or not item.is_dir(follow_symlinks=False):
+                if not item.is_dir(follow_symlinks=False) or place.is_known(item.name):
                     continue
+                is_judged = row is not None and bool(row.sign)
+                only_repositories = here.only_repositories or is_judged or item.name in UNGUARDED
+                queue = later if only_repositories else waiting
                 if here.depth >= _DEPTH_LIMIT:
                     self._miss(
                         f"{_shown(place.absolute(item.name))} is more than {_DEPTH_LIMIT} folders deep"
                     )
-                elif len(waiting) >= _MOST_WAITING:
+                elif len(queue) >= _MOST_WAITING:
                     self._miss(f"there are more than {_MOST_WAITING} folders")
                 else:
-                    waiting.append(_UnlistedFolder(here, item.name, here.depth + 1))
+                    queue.append(
+                        _UnlistedFolder(here, item.name, here.depth + 1, only_repositories, is_judged)
+                    )
         if time.monotonic() > self._until:
             self._stop(f"the search ended after {_SECONDS:g} seconds and {self.entries} entries")
-        if signs == len(BARE_SIGNS) and not any(place.is_known(sign) for sign in BARE_SIGNS):
+        if not here.is_judged and _is_repository({sign for sign in signs if not place.is_known(sign)}):
             self._repository(place, "", VERSION_CONTROL[0])
 
     def _judge(self, place: _Place, name: str, row: GuardedName) -> None:
@@ -298,6 +319,11 @@ class _Place(NamedTuple):
 
     def absolute(self, name: str) -> str:
         return "/".join(part for part in (self.folder.real.rstrip("/"), self.path, name) if part)
+
+
+def _is_repository(signs: set[str]) -> bool:
+    """Whether git takes a folder with these names for a repository."""
+    return signs.issuperset(BARE_SIGNS) or signs.issuperset(("HEAD", COMMON))
 
 
 def _shown(path: str) -> str:

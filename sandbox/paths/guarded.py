@@ -28,7 +28,8 @@ MOST_NESTED = 40
 # In at most so many projects directly below a writable folder the names that are missing are guarded too:
 # each has a stand-in for every row, and takes about as long as all that is guarded at the top.
 MOST_PROJECTS = 8
-# Installed packages: no editor opens them as a project.
+# Installed packages: no editor opens them as a project. Only repositories count in them: `git status` runs in
+# each that an index calls a submodule, and a plugin can write the index.
 UNGUARDED = frozenset({"node_modules", "site-packages"})
 
 
@@ -86,6 +87,9 @@ _GIT_REPOSITORIES = frozenset(("modules", "worktrees"))
 # is missing, that one is guarded. `refs` comes first, as a file: git asks whether it can enter it. A HEAD
 # would make `git diff HEAD` ambiguous, so it is the last choice.
 BARE_SIGNS = ("refs", "objects", "HEAD")
+# Or `refs` and `objects` are in a folder that this file names. So it is guarded beside one of them, as a
+# folder, which git does not list as new.
+COMMON = "commondir"
 
 VERSION_CONTROL = (
     GuardedName(GIT, "git", sign="HEAD", parts=_GIT_PARTS),
@@ -108,6 +112,11 @@ def guarded_table(hosts: Iterable[GuardedName]) -> dict[str, GuardedName]:
     """The whole table by name: the rows of hosts and those of version control. Empty without hosts."""
     rows = {each.name: each for each in hosts}
     return {**rows, **{each.name: each for each in VERSION_CONTROL}} if rows else {}
+
+
+def repositories(names: Names) -> dict[str, GuardedName]:
+    """The rows of folders that are repositories: what counts among installed packages too."""
+    return {name: row for name, row in names.items() if row.sign}
 
 
 def find_row(name: str, names: Names) -> GuardedName | None:
@@ -139,22 +148,21 @@ def project_paths(
             yield GuardedPath(path, row.content, row.optional)
 
 
-def missing_sign(mode: Callable[[str], int | None], project: str = "") -> GuardedPath | None:
-    """The name that keeps git from taking a folder for a repository. None: the folder is one.
+def missing_signs(mode: Callable[[str], int | None], project: str = "") -> tuple[GuardedPath, ...]:
+    """The names that keep git from taking a folder for a repository. Empty: the folder is one.
 
     `mode`: of a path; None if it does not exist. A file that cannot be executed, where git wants a folder,
     does as well as nothing. So does a stand-in of another launch.
     """
     for sign in BARE_SIGNS:
-        path = f"{project}/{sign}" if project else sign
-        found = mode(path)
+        start = f"{project}/" if project else ""
+        found = mode(start + sign)
         if sign == "HEAD":
-            missing = found is None or stat.S_ISDIR(found)
-        else:
-            missing = found is None or (stat.S_ISREG(found) and not found & 0o111)
-        if missing:
-            return GuardedPath(path, None if sign == "HEAD" else "")
-    return None
+            if found is None or stat.S_ISDIR(found):
+                return (GuardedPath(start + sign),)
+        elif found is None or (stat.S_ISREG(found) and not found & 0o111):
+            return GuardedPath(start + sign, ""), GuardedPath(start + COMMON)
+    return ()
 
 
 def nested_paths(path: str, row: GuardedName | None) -> Iterator[GuardedPath]:
@@ -174,7 +182,7 @@ def is_guarded(path: str, names: Names) -> bool:
     parts = path.split("/")
     for number, part in enumerate(parts):
         if part in UNGUARDED:
-            return False
+            names = repositories(names)
         row = find_row(part, names)
         if row is None:
             continue

@@ -25,7 +25,7 @@ from sandbox.paths.guarded import (
     find_row,
     is_guarded,
     is_unguarded,
-    missing_sign,
+    missing_signs,
     nested_paths,
     parent_folders,
     project_paths,
@@ -132,9 +132,9 @@ def _wanted(source: OpenSource, denylist: Denylist) -> Iterator[GuardedPath]:
 
     yield from project_paths(names, is_complete)
     nested = {path for path in source.guarded if _is_nested(source, path, names)}
-    if (sign := missing_sign(mode)) is not None:
-        yield sign
-    else:
+    signs = missing_signs(mode)
+    yield from signs
+    if not signs:
         nested.add("")  # a bare repository
     if len(nested) > MOST_NESTED:
         raise _Unguardable(
@@ -153,8 +153,7 @@ def _wanted(source: OpenSource, denylist: Denylist) -> Iterator[GuardedPath]:
         for each in project_paths(names, is_complete, project):
             if mode(each.path) is None:  # what exists is found by the scan
                 yield each
-        if (sign := missing_sign(mode, project)) is not None:
-            yield sign
+        yield from missing_signs(mode, project)
 
 
 def project_folders(paths: Iterable[str]) -> list[str]:
@@ -164,11 +163,13 @@ def project_folders(paths: Iterable[str]) -> list[str]:
 
 def _is_nested(source: OpenSource, path: str, names: Names) -> bool:
     """Whether this is guarded beside the names at the top."""
-    if is_unguarded(path) or _lies_in_guarded(path, names):
+    if _lies_in_guarded(path, names):
         return False
     if _is_unnamed(path, names):
         return _is_bare(source, path)
     row = names.get(path.rpartition("/")[2])
+    if is_unguarded(path) and (row is None or not row.sign):
+        return False
     if row is not None and row.sign == "":
         return "/" in path and any(_status(source, f"{path}/{part.name}") for part in row.parts)
     return "/" in path or row is None  # None: a pattern has found it
@@ -178,7 +179,7 @@ def _judge_links(source: OpenSource, names: Names, written: Sequence[str]) -> No
     """Check the targets of links in guarded folders: programs outside of the cage run them too."""
     links = [path for path in source.guarded if is_guarded(path, names) and _is_link(source, path)]
     for path in set(source.guarded):
-        if _is_unnamed(path, names) and not is_unguarded(path) and _is_bare(source, path):
+        if _is_unnamed(path, names) and _is_bare(source, path):
             links += _links_of_bare(source, f"{path}/hooks" if path else "hooks")
     if len(links) > _MOST_LINKS:
         raise _Unguardable(

@@ -25,6 +25,17 @@ repository() {
 }
 """
 TOP = "echo x > .git/HEAD; repository . $PWD/ran; printf 'bare = false\\nworktree = .\\n' >> config"
+# The same, with what makes a folder a repository elsewhere.
+ELSEWHERE = (
+    "echo x > .git/HEAD; repository src/r $PWD/ran; mv src/r/HEAD .; echo src/r > commondir; "
+    "printf '[extensions]\\nworktreeConfig = true\\n' >> src/r/config; "
+    "printf '[core]\\nbare = false\\nworktree = %s\\n' $PWD > config.worktree"
+)
+# `git status` runs in a repository that the index calls a submodule.
+SUBMODULE = (
+    "repository node_modules/x/.git $PWD/ran; "
+    "git update-index --add --cacheinfo 160000,$(git rev-parse HEAD),node_modules/x"
+)
 DEEPER = "repository src/.git $PWD/src/ran"
 TODO = "echo 'exec touch ran' >> .git/rebase-merge/git-rebase-todo"
 
@@ -108,6 +119,26 @@ def test_no_folder_becomes_a_repository_unseen(runner_as: Caller, project: Path,
     told = json.loads(report.read_text())["obeyed"]
     assert told["changed"] == [{"path": found, "obeyed_by": "git"}]
     assert (told["more"], told["incomplete"]) == (0, "") and told["entries"] > 10
+
+
+def test_a_repository_in_parts_and_one_that_nobody_looks_for(
+    runner_as: Caller, project: Path, owner: int
+) -> None:
+    for attack in (ELSEWHERE, SUBMODULE):
+        copy = _copy(project, owner)
+        _uncaged(copy, attack, owner)
+        _git(copy, "status", owner=owner)
+        assert (copy / "ran").exists(), "git must obey it in the control"
+
+    run = ("run", "--project=write", "--", "/bin/sh", "-c")
+    done = runner_as(*run, f"{REPOSITORY}{SUBMODULE}", cwd=project)
+    found = f"{project}/node_modules/x/.git/config"
+    assert f"runner: while it ran, {found} was made or changed, which git obeys\n" in done.stderr
+    runner_as(*run, f"{REPOSITORY}{ELSEWHERE}", cwd=project)
+    shutil.rmtree(project / "node_modules")
+    assert (project / "HEAD").exists() and not (project / "commondir").exists()
+    _git(project, "status", owner=owner)
+    assert not (project / "ran").exists()
 
 
 def test_however_it_ends(runner_as: Caller, project: Path, write_file: Callable[..., Path]) -> None:

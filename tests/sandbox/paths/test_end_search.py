@@ -71,7 +71,13 @@ def make(place: Path, *names: str) -> None:
         (("a/.vscode/tasks.json", "a/.mcp.json"), ("a/.mcp.json", "a/.vscode")),
         (("a/x.code-workspace", "a/.code-workspace"), ("a/x.code-workspace",)),
         (("a/.github/hooks/x", "a/.github/y/.vscode/"), ("a/.github/hooks", "a/.github/y/.vscode")),
-        (("node_modules/x/.git/config",), ()),
+        (("a/b/HEAD", "a/b/commondir"), ("a/b/commondir",)),
+        (("a/b/commondir", "a/b/refs/", "a/b/objects/"), ()),
+        # git can be made to look into these: they need not be seen by a person.
+        (("node_modules/x/.git/config",), ("node_modules/x/.git/config",)),
+        (("node_modules/x/y/HEAD", "node_modules/x/y/commondir"), ("node_modules/x/y/commondir",)),
+        (("a/.git/x/y/.git/config",), ("a/.git", "a/.git/x/y/.git/config")),
+        (("node_modules/x/.vscode/", "node_modules/x/.husky/", "node_modules/x/y.code-workspace"), ()),
         (("link -> /",), ()),
     ],
 )
@@ -83,7 +89,8 @@ def test_what_is_new_is_found(tmp_path: Path, made: tuple[str, ...], found: tupl
 
 def test_what_was_there_is_known_by_its_inode(tmp_path: Path) -> None:
     make(tmp_path, ".mcp.json", ".vscode/x", "a/.git/config", "a/.git/hooks/", "b/.mcp.json -> /x")
-    known = (".mcp.json", ".vscode", "a/.git/config", "a/.git/hooks", "b/.mcp.json")
+    make(tmp_path, *(f"a/.git/{name}" for name in ("HEAD", "objects/", "refs/", "modules/x/.git/config")))
+    known = (".mcp.json", ".vscode", "a/.git/config", "a/.git/hooks", "a/.git/modules", "b/.mcp.json")
     assert search(tmp_path, lambda: make(tmp_path, ".vscode/y"), *known).changed == ()
 
     def replace() -> None:

@@ -11,7 +11,7 @@ from sandbox.paths.guarded import (
     guarded_table,
     is_guarded,
     is_guarded_at_top,
-    missing_sign,
+    missing_signs,
     parent_folders,
 )
 
@@ -63,16 +63,16 @@ def test_ways_are_all_folders_above_outermost_first() -> None:
 @pytest.mark.parametrize(
     ("there", "guarded"),
     [
-        ({}, "refs"),
-        ({"HEAD": S_IFREG, "objects": S_IFDIR}, "refs"),
-        ({"refs": S_IFDIR}, "objects"),
-        ({"refs": S_IFREG | 0o644}, "refs"),  # of another launch
-        ({"refs": S_IFREG | 0o755}, "objects"),  # git could execute it, which is what it asks
-        ({"refs": S_IFLNK, "objects": S_IFDIR}, "HEAD"),
-        ({"refs": S_IFDIR, "objects": S_IFDIR, "HEAD": S_IFDIR}, "HEAD"),
-        ({"refs": S_IFDIR, "objects": S_IFDIR, "HEAD": S_IFREG}, None),
+        ({}, ["refs", "commondir"]),
+        ({"HEAD": S_IFREG, "objects": S_IFDIR}, ["refs", "commondir"]),
+        ({"refs": S_IFDIR}, ["objects", "commondir"]),
+        ({"refs": S_IFREG | 0o644}, ["refs", "commondir"]),  # of another launch
+        ({"refs": S_IFREG | 0o755}, ["objects", "commondir"]),  # git could execute it, which is what it asks
+        ({"refs": S_IFLNK, "objects": S_IFDIR}, ["HEAD"]),
+        ({"refs": S_IFDIR, "objects": S_IFDIR, "HEAD": S_IFDIR}, ["HEAD"]),
+        ({"refs": S_IFDIR, "objects": S_IFDIR, "HEAD": S_IFREG}, []),
     ],
 )
-def test_one_sign_of_a_bare_repository_is_guarded(there: dict[str, int], guarded: str | None) -> None:
-    found = missing_sign(there.get)
-    assert (found and found.path) == guarded
+def test_one_sign_of_a_bare_repository_is_guarded(there: dict[str, int], guarded: list[str]) -> None:
+    """And the file that can say that it lies elsewhere."""
+    assert [each.path for each in missing_signs(there.get)] == guarded

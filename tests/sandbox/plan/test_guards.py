@@ -47,11 +47,13 @@ def test_nothing_is_there(tmp_path: Path) -> None:
         Guard("/inside", ".hg", "read", "made at launch"),
         Guard("/inside", ".mcp.json", "read", "made at launch", "{}\n"),
         Guard("/inside", ".vscode", "read", "made at launch"),
+        Guard("/inside", "commondir", "read", "made at launch"),
         Guard("/inside", "refs", "read", "made at launch", ""),
     )
     assert list(shown_guards(found)) == []
     (note,) = guard_notes(found)
-    assert note.message.startswith("in /inside the plugin cannot make .git, .hg, .mcp.json, .vscode, refs: ")
+    names = ".git, .hg, .mcp.json, .vscode, commondir, refs"
+    assert note.message.startswith(f"in /inside the plugin cannot make {names}: ")
 
 
 def test_a_repository_stays_writable_but_for_what_is_run(tmp_path: Path) -> None:
@@ -85,10 +87,10 @@ def test_projects_directly_below_are_guarded_like_the_top(tmp_path: Path) -> Non
     (tmp_path / "b/x.code-workspace").touch()
     found = {guard.path: guard.state for guard in guards(tmp_path) if guard.access == "read"}
     made = {path for path, state in found.items() if state == "made at launch" and "/" in path}
-    tops = {".hg", ".mcp.json", ".vscode", "refs"}
+    tops = {".hg", ".mcp.json", ".vscode", "commondir", "refs"}
     assert {path for path in made if not path.startswith("a/.git/")} == {
         *(f"a/{name}" for name in tops),
-        *("b/.git", "b/.hg", "b/refs"),
+        *("b/.git", "b/.hg", "b/commondir", "b/refs"),
     }
     assert found["b/.vscode"] == found["b/x.code-workspace"] == found["c/deep/.vscode"] == "optional"
     assert found["b/.mcp.json"] == "link"  # the plugin can replace it, and then it is named

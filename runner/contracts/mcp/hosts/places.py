@@ -54,6 +54,12 @@ HOME_PLACES: tuple[str, ...] = (
     ".gemini",
     ".gemini/settings.json",
     ".gemini/antigravity/mcp_config.json",
+    ".qwen",
+    ".qwen/settings.json",
+    ".config/crush",
+    ".config/crush/crush.json",
+    ".local/share/crush",
+    ".local/share/crush/crush.json",
     ".codex",
     ".codex/config.toml",
     ".config/goose",
@@ -96,6 +102,9 @@ TOKEN_FILES: tuple[str, ...] = (
     ".gemini/mcp-oauth-tokens.json",
     ".gemini/mcp-oauth-tokens-v2.json",
     ".local/share/opencode/mcp-auth.json",
+    ".local/share/amp/secrets.json",
+    ".cline/data/secrets.json",
+    ".vibe/.env",
 )
 
 SYSTEM_PLACES: tuple[str, ...] = ("/etc/gemini-cli", "/etc/claude-code", "/etc/codex")
