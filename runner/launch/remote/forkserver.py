@@ -45,6 +45,7 @@ _START = (
 _PRELOADED = (
     *("hashlib", "encodings.ascii", "runner.launch.network_report"),
     *("sandbox.limits.disk", "sandbox.limits.socket_meter", "sandbox.plan.bwrap", "sandbox.units"),
+    *("sandbox.cell.neighbours", "sandbox.limits.uncounted"),
 )
 # These decide how file names become bytes. Host and fork server must agree.
 _LOCALE = ("LC_ALL", "LC_CTYPE", "LANG")
@@ -181,13 +182,13 @@ def _preload() -> None:
     was read once is in the cache."""
     from importlib import import_module
 
-    from runner.contracts.registry import all_contracts
+    from runner.contracts.registry import all_host_places
     from runner.launch.stages import planned_classes
 
     for name in _PRELOADED:
         import_module(name)
     planned_classes()
-    all_contracts()
+    all_host_places()
 
 
 # --- in the host -----------------------------------------------------------------------------------------

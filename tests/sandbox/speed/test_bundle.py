@@ -309,6 +309,11 @@ _NOT_TOLD = {
 _BEFORE = {"sandbox", "sandbox.speed", "sandbox.speed.bundle"}
 # What is decided only about a plugin with a state directory.
 _WITH_STATE = {"sandbox.plan.sources"}
+# Meters of a plugin that has run for a moment, as a short one does on a busy machine.
+_LATER = {
+    *("sandbox.cell.neighbours", "sandbox.limits.uncounted", "sandbox.limits.shares"),
+    *("sandbox.limits.socket_meter", "sandbox.limits.socket_tables", "sandbox.limits.socket_diag"),
+}
 # A plan that rests on what has just changed is stored as well.
 _STORES_AT_ONCE = "import sandbox.look; sandbox.look.SETTLED_SECONDS = -3600.0"
 _STATE = '[plugin.sandbox]\nenabled = true\nfs_write_paths = ["${state_dir}"]\n'
@@ -348,8 +353,8 @@ def test_the_bundles_have_what_a_launch_loads(
         first |= set(PARTS["state"])
     else:
         both -= _WITH_STATE
-    assert (kept - first, first - kept - _NOT_TOLD) == (set(), set())
-    assert (decided - both, both - first - decided - _NOT_TOLD) == (set(), set())
+    assert (kept - first - _LATER, first - kept - _NOT_TOLD) == (set(), set())
+    assert (decided - both - _LATER, both - first - decided - _NOT_TOLD) == (set(), set())
 
 
 _STARTS = """
