@@ -13,6 +13,7 @@ and look again (`_TURN_SECONDS`).
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from time import monotonic, thread_time
@@ -37,6 +38,7 @@ SPARE_BYTES = 256 << 20
 # Each processor keeps up to 125 pages of each of the kernel's counters to itself.
 _SPARE_PAGES_PER_PROCESSOR = 256
 
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _MEMORY, _ZONES = "/proc/meminfo", "/proc/zoneinfo"
 _SOCKETS, _ZFS = "/proc/self/net/sockstat", "/proc/spl/kstat/zfs/arcstats"
 # Lines of meminfo with pages that have a counter of their own. Not every kernel has all of them. Hugetlb is
@@ -83,6 +85,8 @@ def unseen_machine() -> str:
         foreign = [path for path in (_MEMORY, _ZONES) if os.stat(path).st_dev != own]
         uncounted_bytes()
     except OSError as error:
+        if error.errno in _SHORTAGES:
+            return ""  # of the moment: a later look will tell
         return f"{error.filename or _ZONES}: {error.strerror}"
     except (ValueError, KeyError):
         return f"{_MEMORY} or {_ZONES} has another form"
@@ -211,8 +215,8 @@ class UncountedMeter(Meter):
             if self._bytes is None:
                 self._bytes = uncounted_bytes(self._at_launch)
             found = _shared_look()
-        except OSError:
-            return False  # no free descriptor at the moment
+        except (OSError, ValueError, KeyError):
+            return False  # no free descriptor at the moment, or the files are not the kernel's
         self._grown = max(0.0, self._grown + min(found - self._bytes, could))
         self._bytes, self._cpu, self._read_at = found, cpu, now
         if self._grown <= self._most:

@@ -138,11 +138,11 @@ class Denylist:
     ) -> None:
         """`policy` and `runner` are denied like the constants. `states`: folders of state directories, which
         are `runner`'s too. `protected` (the runner's own code, bwrap) and `deciding` (manifest and policy)
-        are denied only for writing. `storage` (what hosts store for plugins) is denied like the constants, but a
-        folder that contains it may be read. `tokens`: more files with credentials in homes. `runtime_dir` is
-        $XDG_RUNTIME_DIR. `copy`: a folder below one of `runner` that the plugin may read: the checked copy of
-        its package. `guarded`: names of hosts that stay read-only in a writable folder, as those of version
-        control do then."""
+        are denied only for writing. `storage` (what hosts store for plugins) is denied like the constants,
+        but a folder that contains it may be read. `tokens`: more files with credentials in homes.
+        `runtime_dir` is $XDG_RUNTIME_DIR. `copy`: a folder below one of `runner` that the plugin may read:
+        the checked copy of its package. `guarded`: names of hosts that stay read-only in a writable folder,
+        as those of version control do then."""
         self.mounts = mounts
         self.guarded_names = guarded_table(guarded)
         self._copy = copy
