@@ -8,6 +8,7 @@ import socket
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 

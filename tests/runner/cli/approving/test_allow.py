@@ -239,7 +239,7 @@ def test_a_hosts_configuration_is_nobodys_to_allow(user_server: Server) -> None:
     user_server.caller.give(place)
     told = user_server.allow("--yes", "--write", place)
     assert (told.returncode, user_server.records()) == (21, [])
-    assert "no policy can allow" in told.stderr
+    assert "no plugin may write it" in told.stderr
     assert user_server.allow("--yes", "--read", place).returncode == 21  # a file in it may have tokens
     place = user_server.caller.home / ".vscode"
     place.mkdir()
