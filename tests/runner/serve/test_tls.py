@@ -75,8 +75,8 @@ async def try_to(door: House, client: ssl.SSLContext, *headers: str) -> str:
             await stream.send_all(request("/health", HOST, *headers))
             found = await answer(stream)
     except trio.BrokenResourceError as error:
-        cause = error.__cause__
-        return str(getattr(cause, "reason", "") or "closed")
+        reason = str(getattr(error.__cause__, "reason", "") or "closed")
+        return "closed" if reason == "UNEXPECTED_EOF_WHILE_READING" else reason  # without a word of TLS
     return str(status(found)) if found else "closed"
 
 
