@@ -249,6 +249,7 @@ def test_slots_bound_what_is_fetched_and_asked(bus: Bus) -> None:
                 asyncio.ensure_future(it.durable(plain, "read", {"hold": number})) for number in range(1, 13)
             ]
             await it.until(lambda: len(worker._running) == 2 and not worker._subscriptions)
+            await worker._nc.flush()
             # Nobody is subscribed any more: the server says so at once.
             full = await it.client.call(plain.plugin, new_call("plain", "read"))
             assert full.document["error"]["code"] == "overloaded"
@@ -276,6 +277,7 @@ def test_flags_hold_plugins_and_workers(bus: Bus) -> None:
             await it.until(lambda: worker._subscriptions)
             await operate.hold(it.client, "drain", "flagged", "")
             await it.until(lambda: worker.presence()["state"] == "drained" and not worker._subscriptions)
+            await worker._nc.flush()  # the server knows it too
             assert (await it.client.call(plain.plugin, new_call("plain", "read"))).status == 429
             await operate.hold(it.client, "release", "flagged", "")
             await it.until(lambda: _is_served(it, plain))  # when the server knows that it subscribes again
