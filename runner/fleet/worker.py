@@ -632,7 +632,7 @@ class FleetWorker:
 
     async def _serve_durable(self, user: str, call: FleetCall, offer: Offer) -> None:
         running = self._running[user, call.key]
-        # One that has begun is seen to, whoever has room.
+        # A call that has begun is finished even if its submitter has no room.
         if not self._within_share(user, LEDGER) and await self._ledger.read(user, call.key) is None:
             await self._refuse(running, user, call)
             return

@@ -158,7 +158,7 @@ def unpack(path: str) -> str:
 
 
 def _open_tar(path: str) -> IO[bytes]:
-    """Raises UnfitTar and OSError. To open a pipe is to wait for who writes to it; a device has no end."""
+    """Raises UnfitTar and OSError. Opening a pipe would wait for a writer, and a device has no end."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
