@@ -12,7 +12,7 @@ from sandbox.cell.cell import Bounds, Cell
 from sandbox.cell.launch import launch
 from sandbox.files import kernel_text
 from sandbox.limits.cgroup import CpuTimeMeter, LiftedMeter, MemoryMeter
-from sandbox.limits.meter import LazyMeter, Meter
+from sandbox.limits.meter import MACHINE_FILES, LazyMeter, Meter
 from sandbox.limits.rlimits import rlimits
 from sandbox.spec import Limits
 from sandbox.speed.scopes import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -102,9 +102,9 @@ def start(
             meters.append(LazyMeter(_SHARES_AFTER_SECONDS, lambda: _share_meter(stack, acquired, cell)))
         memory = limits.memory
         if memory is not None and not unsandboxed:
-            at_launch = ""
+            at_launch: dict[str, str] = {}
             with suppress(OSError):  # the meter finds out why
-                at_launch = kernel_text("/proc/meminfo")  # takes 50 µs, and is parsed later
+                at_launch = {path: kernel_text(path) for path in MACHINE_FILES}  # 50 µs, and parsed later
             meters.append(LazyMeter(_SHARES_AFTER_SECONDS, lambda: _uncounted_meter(memory, cell, at_launch)))
         meters += plumbing.meters if disk is None else (*plumbing.meters, disk)
         yield Started(
@@ -178,7 +178,7 @@ def _share_meter(stack: ExitStack, acquired: Acquired, cell: Cell) -> Meter:
     return ShareMeter(shares, ShareSources(files, sockets, None if plan.share_network else cell.member))
 
 
-def _uncounted_meter(limit: int, cell: Cell, at_launch: str) -> Meter:
+def _uncounted_meter(limit: int, cell: Cell, at_launch: dict[str, str]) -> Meter:
     """The meter of kernel pages that nobody counts."""
     from sandbox.cell.neighbours import other_cells
     from sandbox.limits.uncounted import UncountedMeter

@@ -22,6 +22,8 @@ LIFTED = "lifted"
 OBSERVER = "observer"
 # Or this: pages that nobody counts have grown while the plugin worked.
 KERNEL_MEMORY = "kernel_memory"
+# These say how much that is. They are read together: pages go from one count to another, by the 100 MiB.
+MACHINE_FILES = ("/proc/meminfo", "/proc/zoneinfo", "/proc/self/net/sockstat")
 
 SHORTEST_PAUSE_SECONDS = 0.02
 # A look should take at most this part of the time between two looks. The plugin decides how long a look

@@ -22,6 +22,7 @@ from sandbox.files import kernel_text
 from sandbox.limits.meter import (
     KERNEL_MEMORY,
     LATER_FACTOR,
+    MACHINE_FILES,
     SHORTEST_PAUSE_SECONDS,
     Meter,
     pause_after,
@@ -39,8 +40,8 @@ SPARE_BYTES = 256 << 20
 _SPARE_PAGES_PER_PROCESSOR = 256
 
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-_MEMORY, _ZONES = "/proc/meminfo", "/proc/zoneinfo"
-_SOCKETS, _ZFS = "/proc/self/net/sockstat", "/proc/spl/kstat/zfs/arcstats"
+_MEMORY, _ZONES, _SOCKETS = MACHINE_FILES
+_ZFS = "/proc/spl/kstat/zfs/arcstats"
 # Lines of meminfo with pages that have a counter of their own. Not every kernel has all of them. Hugetlb is
 # what the operator set aside, Balloon what a hypervisor took back, GPUActive and GPUReclaim are of graphics
 # drivers. Shmem is in Cached, KReclaimable in Slab; VmallocUsed has KernelStack in it, and hides filters.
@@ -93,14 +94,16 @@ def unseen_machine() -> str:
     return f"{foreign[0]} is not the kernel's own: another file is mounted there" if foreign else ""
 
 
-def uncounted_bytes(text: str = "") -> int:
-    """Bytes of the machine's memory that no counter of the kernel names. `text`: of meminfo, if it was read
-    before; the other files change little. Raises OSError, ValueError, KeyError if the kernel does not say."""
+def uncounted_bytes(texts: Mapping[str, str] | None = None) -> int:
+    """Bytes of the machine's memory that no counter of the kernel names. `texts`: of the kernel's files, if
+    they were read before. Raises OSError, ValueError, KeyError if the kernel does not say."""
     page = os.sysconf("SC_PAGE_SIZE")
-    memory, zones = parse_memory(text or kernel_text(_MEMORY)), parse_zones(kernel_text(_ZONES))
+    texts = texts or {path: kernel_text(path) for path in MACHINE_FILES}
+    memory, zones = parse_memory(texts[_MEMORY]), parse_zones(texts[_ZONES])
     counted = sum(memory.get(name, 0) for name in _COUNTED)
     counted += max(zones["nr_zspages"] * page, memory.get("Zswap", 0))  # compressed swap
-    return memory["MemTotal"] - counted - zones["count:"] * page - _socket_bytes(page) - _zfs_bytes()
+    counted += zones["count:"] * page + _socket_bytes(texts[_SOCKETS], page) + _zfs_bytes()
+    return memory["MemTotal"] - counted
 
 
 def parse_memory(text: str) -> dict[str, int]:
@@ -120,15 +123,15 @@ def parse_zones(text: str) -> dict[str, int]:
     return found
 
 
-def _socket_bytes(page: int) -> int:
+def _socket_bytes(text: str, page: int) -> int:
     """What TCP and UDP say of themselves, on the whole machine. Of a plugin, socket_meter.py counts it."""
     pages = 0
     try:
-        for line in kernel_text(_SOCKETS).splitlines():
+        for line in text.splitlines():
             words = line.split()
             if words[0] in ("TCP:", "UDP:") and "mem" in words:
                 pages += int(words[words.index("mem") + 1])
-    except (OSError, ValueError, IndexError):
+    except (ValueError, IndexError):
         pass
     return pages * page
 
@@ -171,10 +174,10 @@ class UncountedMeter(Meter):
         processes: Callable[[], Iterable[int]],
         cgroup: Cgroup | None,
         neighbours: Callable[[], Iterable[tuple[bool, Iterable[int]]]],
-        at_launch: str,
+        at_launch: Mapping[str, str],
     ) -> None:
         """`limit`: of its memory. `neighbours`: of each other cell that we can see the processes, and whether
-        it goes before this one if both have as many sockets and pipes. `at_launch`: the text of meminfo
+        it goes before this one if both have as many sockets and pipes. `at_launch`: what MACHINE_FILES held
         then."""
         self._most = most_uncounted(limit)
         self._processes = processes

@@ -99,6 +99,14 @@ def test_sockets_that_say_what_they_hold(files: dict[str, str]) -> None:
     assert before - uncounted_bytes() == 34 * os.sysconf("SC_PAGE_SIZE")
 
 
+def test_the_files_are_of_one_moment(files: dict[str, str]) -> None:
+    """Hundreds of MiB that processors keep ready can be taken after the launch."""
+    before, at_launch = uncounted_bytes(), dict(files)
+    files["/proc/zoneinfo"] = files["/proc/zoneinfo"].replace("count:", "count: 1\ncount:")
+    files["/proc/self/net/sockstat"] = "TCP: inuse 1 mem 30"
+    assert uncounted_bytes(at_launch) == before != uncounted_bytes()
+
+
 def test_where_the_kernel_does_not_say(files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert unseen_machine() == ""
     zones = files.pop("/proc/zoneinfo")
@@ -107,11 +115,15 @@ def test_where_the_kernel_does_not_say(files: dict[str, str], monkeypatch: pytes
     assert unseen_machine() == "/proc/meminfo or /proc/zoneinfo has another form"
     files["/proc/meminfo"] = MEMORY
     monkeypatch.setattr(uncounted, "_MEMORY", __file__)  # a file of another filesystem
+    monkeypatch.setattr(uncounted, "MACHINE_FILES", (*uncounted.MACHINE_FILES, __file__))
     files[__file__] = MEMORY
     assert unseen_machine() == f"{__file__} is not the kernel's own: another file is mounted there"
-    assert UncountedMeter(LIMIT, list, None, list, "").due > 1e9
+    assert UncountedMeter(LIMIT, list, None, list, {}).due > 1e9
     monkeypatch.setattr(uncounted, "uncounted_bytes", Mock(side_effect=OSError(errno.EMFILE, "Too many")))
     assert unseen_machine() == ""  # for the moment: it does not end the watch
+
+
+AT_LAUNCH: Any = {"at launch": 500 * MIB}
 
 
 class Group:
@@ -125,7 +137,7 @@ class Machine:
     """One meter on a machine whose numbers the tests set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now, self.bytes, self.reads = 100.0, 500 * MIB, 0
+        self.now, self.bytes, self.reads = 100.0, AT_LAUNCH["at launch"], 0
         self.held = {"own": 10}  # sockets and pipes
         self.counting_takes = 0.0
         self.group = cast(Any, Group())
@@ -137,8 +149,8 @@ class Machine:
         monkeypatch.setattr(uncounted, "count_ends", self._count)
         neighbours: Any = lambda: [(who > "own", who) for who in self.held if who != "own"]  # noqa: E731
         own: Any = lambda: "own"  # noqa: E731
-        monkeypatch.setattr(uncounted, "uncounted_bytes", {"at launch": self.bytes}.__getitem__)
-        self.meter = UncountedMeter(LIMIT, own, self.group, neighbours, "at launch")
+        monkeypatch.setattr(uncounted, "uncounted_bytes", lambda texts: texts["at launch"])
+        self.meter = UncountedMeter(LIMIT, own, self.group, neighbours, AT_LAUNCH)
         self.after(0, 0)
 
     def _read(self) -> int:
@@ -216,7 +228,7 @@ def test_what_falls_is_forgotten(machine: Machine) -> None:
 
 def test_what_was_taken_before_the_first_look_counts(machine: Machine) -> None:
     own: Any = lambda: "own"  # noqa: E731
-    fresh = UncountedMeter(LIMIT, own, machine.group, list, "at launch")
+    fresh = UncountedMeter(LIMIT, own, machine.group, list, AT_LAUNCH)
     machine.bytes += FULL + MIB
     for at, told in ((machine.now, None), (machine.now + 0.06, KERNEL_MEMORY)):
         assert fresh.look({}, at) == told
