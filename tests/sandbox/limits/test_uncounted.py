@@ -14,7 +14,7 @@ import pytest
 
 from sandbox.limits import meter as meters
 from sandbox.limits import uncounted
-from sandbox.limits.meter import KERNEL_MEMORY
+from sandbox.limits.meter import KERNEL_MEMORY, MACHINE_FILES
 from sandbox.limits.uncounted import (
     SPARE_BYTES,
     UncountedMeter,
@@ -115,7 +115,7 @@ def test_where_the_kernel_does_not_say(files: dict[str, str], monkeypatch: pytes
     assert unseen_machine() == "/proc/meminfo or /proc/zoneinfo has another form"
     files["/proc/meminfo"] = MEMORY
     monkeypatch.setattr(uncounted, "_MEMORY", __file__)  # a file of another filesystem
-    monkeypatch.setattr(uncounted, "MACHINE_FILES", (*uncounted.MACHINE_FILES, __file__))
+    monkeypatch.setattr(uncounted, "MACHINE_FILES", (*MACHINE_FILES, __file__))
     files[__file__] = MEMORY
     assert unseen_machine() == f"{__file__} is not the kernel's own: another file is mounted there"
     assert UncountedMeter(LIMIT, list, None, list, {}).due > 1e9
