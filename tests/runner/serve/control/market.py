@@ -58,10 +58,11 @@ class Market:
         self.settings()
 
     def write(self, name: str, text: str) -> Path:
-        path = self.folder / name
-        path.write_text(text)
-        path.chmod(0o600)
-        return path
+        """Replace a file at once: the daemon watches some of them, and would read half of one."""
+        path, new = self.folder / name, self.folder / f".{name}.new"
+        new.write_text(text)
+        new.chmod(0o600)
+        return new.replace(path)
 
     def trust(self, *keys: str) -> None:
         self.write("trusted", "".join((self.folder / f"{key}.pub").read_text() for key in keys))
