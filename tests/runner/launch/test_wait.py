@@ -376,13 +376,13 @@ def test_a_launch_that_was_in_time(start: Start, runner_as: Caller) -> None:
 class Stubborn(Cell):
     """A cell that says what is done to it. It ends when its test says so, or never."""
 
-    def __init__(self, runs: bool = True, hears: bool = True) -> None:
+    def __init__(self, runs: bool = True, hears: bool = True, dies_of: str = "") -> None:
         self.done: list[str] = []
         self.process = subprocess.Popen(["/bin/sleep", "1000"])
         self.pid = self.process.pid
         self.pidfd = os.pidfd_open(self.pid)
         self.over_fd = None
-        self.dies_of: str | None = None
+        self.dies_of = dies_of
         self._runs = runs
         self._hears = hears
 
@@ -435,12 +435,12 @@ class Empty(Meter):
 
 @pytest.fixture
 def stubborn(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Stubborn]]:
-    """With little patience, so that a test need not have any."""
-    monkeypatch.setattr(watch, "BWRAP_KILL_SECONDS", 0.05)
-    monkeypatch.setattr(watch, "KILL_SECONDS", 0.05)
+    """With little patience, so that a test need not have any. But a cell has time to die."""
     made: list[Stubborn] = []
 
     def make(**how: Any) -> Stubborn:
+        for step, name in (("end", "BWRAP_KILL_SECONDS"), ("kill", "KILL_SECONDS")):
+            monkeypatch.setattr(watch, name, 20.0 if how.get("dies_of") == step else 0.05)
         made.append(Stubborn(**how))
         return made[-1]
 
@@ -488,8 +488,7 @@ def test_orders_by_a_channel(
     stubborn: Callable[..., Stubborn], said: bytes, expected: tuple[Any, ...], done: list[str]
 ) -> None:
     """Its end is the end of who gives them, looked at once; and 9 is not passed on but done."""
-    cell = stubborn()
-    cell.dies_of = "end"
+    cell = stubborn(dies_of="end")
     orders = Channel()
     os.write(orders.writer, said)
     if len(said) != 2:
@@ -512,12 +511,8 @@ def test_every_step_is_bounded(stubborn: Callable[..., Stubborn]) -> None:
 
 
 @pytest.mark.parametrize(("dies_of", "done"), [("end", ["end", "wait"]), ("kill", ["end", "kill", "wait"])])
-def test_no_step_more_than_needed(
-    stubborn: Callable[..., Stubborn], monkeypatch: pytest.MonkeyPatch, dies_of: str, done: list[str]
-) -> None:
-    cell = stubborn()
-    cell.dies_of = dies_of
-    monkeypatch.setattr(watch, "BWRAP_KILL_SECONDS" if dies_of == "end" else "KILL_SECONDS", 20.0)
+def test_no_step_more_than_needed(stubborn: Callable[..., Stubborn], dies_of: str, done: list[str]) -> None:
+    cell = stubborn(dies_of=dies_of)
     end = ending(cell, deadline=0.01)
     assert cell.done == done
     assert (end.reason, end.exit.kill_incomplete) == ("deadline", False)
@@ -572,8 +567,7 @@ def test_a_signal_after_the_end_was_decided(stubborn: Callable[..., Stubborn]) -
 
 def test_a_meter_that_always_wants_to_look(stubborn: Callable[..., Stubborn]) -> None:
     """It keeps the loop busy, and nobody else from being heard."""
-    cell = stubborn()
-    cell.dies_of = "end"
+    cell = stubborn(dies_of="end")
     meter = Empty("disk", nth=10**9)
     end = ending(cell, meter, deadline=0.2)
     assert (end.reason, end.exit.code) == ("deadline", 137)
@@ -584,8 +578,8 @@ def test_a_meter_with_a_descriptor(stubborn: Callable[..., Stubborn]) -> None:
     read, write = os.pipe()
     os.write(write, b"!")
     quiet_r, quiet_w = os.pipe()
-    cell, quiet, meter = stubborn(), Empty("disk", fd=quiet_r), Empty("output", fd=read)
-    cell.dies_of = "end"
+    quiet, meter = Empty("disk", fd=quiet_r), Empty("output", fd=read)
+    cell = stubborn(dies_of="end")
     end = ending(cell, quiet, meter)
     assert (end.reason, end.limit) == ("limit", "output")
     for fd in (read, write, quiet_r, quiet_w):
@@ -593,13 +587,11 @@ def test_a_meter_with_a_descriptor(stubborn: Callable[..., Stubborn]) -> None:
 
 
 def test_the_launch_is_looked_at_once(stubborn: Callable[..., Stubborn]) -> None:
-    cell = stubborn(runs=True)
-    cell.dies_of = "end"
+    cell = stubborn(runs=True, dies_of="end")
     end = ending(cell, launch=0.01, deadline=1.0)
     assert cell.done == ["runs?", "end", "wait"]
     assert end.reason == "deadline"
-    late = stubborn(runs=False)
-    late.dies_of = "end"
+    late = stubborn(runs=False, dies_of="end")
     assert ending(late, launch=0.01, deadline=20.0).reason == "launch"
     assert late.done == ["runs?", "end", "wait"]
 
@@ -612,8 +604,7 @@ def test_the_inits_clock_is_a_deadline_too(stubborn: Callable[..., Stubborn]) ->
     cell.wait = lambda: expired  # type: ignore[method-assign]
     end = ending(cell, deadline=1000.0)
     assert (end.reason, end.forced) == ("deadline", True)
-    cell = stubborn()
-    cell.dies_of = "end"
+    cell = stubborn(dies_of="end")
     cell.wait = lambda: expired  # type: ignore[method-assign]
     end = ending(cell, Empty("disk"))
     assert (end.reason, end.limit, end.forced) == ("limit", "disk", True)
