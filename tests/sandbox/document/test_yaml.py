@@ -460,7 +460,7 @@ def test_hostile_documents_cost_little(name: str, loader: type) -> None:
     """Measured against an ordinary document, because the parser in Python and a busy machine are slow."""
     make, rule = HOSTILE[name]
     # The parser in Python reads a document that is not refused to its end.
-    size = MIB if loader is not yaml.SafeLoader else MIB // (8 if rule is None else 4)
+    size = MIB if loader is not yaml.SafeLoader else MIB // (32 if rule is None else 4)
     raw = make(size)
     assert len(raw) <= size or rule == "file_too_large"
     ordinary = _ordinary_cost(loader, size)
