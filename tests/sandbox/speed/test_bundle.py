@@ -188,7 +188,8 @@ def test_a_source_that_is_gone(checkout: Checkout) -> None:
 
 
 def test_a_source_that_just_changed_is_not_stored(checkout: Checkout) -> None:
-    _append(checkout.root / "sandbox/spawn/init.py", "", time.time())
+    # A machine may be slow: an hour from now it will still be new.
+    _append(checkout.root / "sandbox/spawn/init.py", "", time.time() + 3600)
     old = checkout.file.read_bytes()
     assert not checkout.uses()
     assert checkout.file.read_bytes() == old
