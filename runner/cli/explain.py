@@ -13,14 +13,14 @@ from runner.cli.shared import text as printing
 from runner.cli.shared.options import add_command_invocation, add_invocation, invocation_of
 from runner.cli.shared.text import say
 from runner.contracts.contract import Declarations
-from runner.contracts.registry import choice_fault, find_contract
+from runner.contracts.registry import choice_fault, find_contract, host_methods
 from runner.launch.network_report import NETWORK_WARNINGS
 from runner.launch.report import UNSANDBOXED, describe_layers, notes, place, report
 from runner.launch.run import rehearse
 from runner.launch.stages import Decided, Planned, Stage, decided_of, limits_of, loaded_of, planned_of
 from runner.launch.stdio import expected_streams
 from runner.outcome import EXIT, Failure, Outcome
-from runner.plugin import Allowance, Plugin
+from runner.plugin import Plugin
 from sandbox.document.diagnostic import printable
 from sandbox.network.addresses import vet
 from sandbox.network.egress import EgressLimits
@@ -367,7 +367,7 @@ def _layer_detail(layer: Layer) -> str:
 
 def _host_patterns(plugin: Plugin, patterns: Sequence[str]) -> list[str]:
     """The policy's patterns that are about methods of the plugin's contract."""
-    methods = find_contract(plugin.contract).services(plugin, Allowance()).METHODS
+    methods = host_methods(find_contract(plugin.contract))
     return [pattern for pattern in patterns if fnmatch.filter(methods, pattern)]
 
 

@@ -27,8 +27,9 @@ from runner.contracts.kaged.services import (
 from runner.contracts.kaged.storage import KEY_MOST_BYTES, VALUE_MOST_BYTES, SqliteStore
 from runner.plugin import Plugin
 from runner.protocol.dialect import Answer, HostCall
-from runner.protocol.host_services import CONCURRENT, WAITING, Granted, HostError, ServiceGuard, Services
+from runner.protocol.host_services import Granted, HostError, Services
 from runner.protocol.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND
+from runner.protocol.service_guard import CONCURRENT, WAITING, ServiceGuard
 from sandbox.spec import SandboxSpec
 from tests.conftest import ROOT
 
