@@ -27,7 +27,6 @@ from sandbox.policy.parse import parse_policy
 from sandbox.policy.schema import policy_schema
 
 NAME = "check"
-HELP = "list everything that is wrong with a manifest or a policy"
 EXAMPLE = "runner check ./my-plugin"
 
 

@@ -15,7 +15,6 @@ from runner.outcome import EXIT
 from sandbox.document.diagnostic import printable
 
 NAME = "contracts"
-HELP = "list the contracts whose plugins can be run, and what each supports"
 EXAMPLE = "runner contracts --format json"
 
 SCHEMA = "runner.contracts.v1"

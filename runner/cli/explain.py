@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 _DIGEST_CHARACTERS = len("sha256:") + 12
 
 NAME = "explain"
-HELP = "show what a plugin asks for, what it would get, what it is refused and why"
 EXAMPLE = "runner explain --policy strict ./my-plugin"
 PASSES_ARGUMENTS = True
 

@@ -20,7 +20,6 @@ from sandbox.document.diagnostic import did_you_mean, printable, quoted
 from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, resolve, unmake, walk, walk_below
 
 NAME = "new"
-HELP = "write a small plugin to start from"
 EXAMPLE = "runner new CONTRACT ./my-plugin"
 
 _NOT_WRITTEN = 1

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from sandbox.plan.bare import BareCommand, CommandFile, Ulimit
 
 NAME = "plan"
-HELP = "make the plan of a launch, store it for later launches of runner exec, and show it"
 EXAMPLE = "runner plan --emit sh --policy strict ./my-plugin > start.sh"
 PASSES_ARGUMENTS = True
 

@@ -33,8 +33,8 @@ _wanted: "list[str]" = []  # parts of which there is no bundle that fits
 
 
 def load_for(verb: str) -> None:
-    """Import what every start of this verb needs."""
-    if verb in _FIRST:
+    """Import what every start of this verb needs, but for its help."""
+    if verb in _FIRST and sys.argv[2:] not in (["--help"], ["-h"]):
         load(_FIRST[verb])
 
 

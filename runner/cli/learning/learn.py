@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from sandbox.spec import Access
 
 NAME = "learn"
-HELP = "run a plugin in its cage, say what it missed there, and propose what to allow"
 EXAMPLE = """runner learn ./my-plugin --call demo_echo --input '{"text": "hello"}'"""
 PASSES_ARGUMENTS = True
 

@@ -41,7 +41,13 @@ class AinbContract(Contract):
     )
     layout: Layout = "root"
     commands = AinbCommands()
-    verbs = (ContractVerb("render", "runner.contracts.ainb.verb_render", "draw the screen of a plugin"),)
+    verbs = (
+        ContractVerb(
+            "render",
+            "runner.contracts.ainb.verb_render",
+            "draw the screen of a plugin: in colour on a terminal, as text elsewhere",
+        ),
+    )
     example = Example("greeter", '{"argv": ["hello", "world"]}')
 
     def recognises(self, document: Document) -> bool:
