@@ -66,6 +66,8 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     },
 }
 VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
+# Verbs that end soon, or start a process that lives longer.
+_SHORT = ("exec", "run", "call", "tools", "learn", "check", "explain", "contracts", "doctor")
 # Of `runner exec`, which `runner --help` shows too.
 EXAMPLE = "runner exec --deadline 30 --report report.json ./my-plugin -- --verbose"
 # Verbs whose module is in a folder below this one.
@@ -130,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if words and not words[0].startswith("-") and words[0] in all_verbs(words[0]):
-            if words[0] in ("exec", "run", "call", "tools", "learn"):
+            if words[0] in _SHORT:
                 import gc
 
                 # A launch makes little garbage, and a collection takes milliseconds. Sessions, which run

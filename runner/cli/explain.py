@@ -31,6 +31,7 @@ from sandbox.plan.plan import LaunchPlan, ShownPath
 from sandbox.policy.policy import NetworkRule, host_matches
 from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spec import Denial, Limits, names_policy_hosts
+from sandbox.speed.plain import read_plain_explain
 from sandbox.speed.typed import Iterator
 from sandbox.units import format_duration, format_limit, format_size
 
@@ -70,6 +71,11 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="only which hosts it would reach and by which rule (with --format text or json)",
     )
+
+
+def read_usual(words: list[str]) -> argparse.Namespace | None:
+    """Parse a common command line without argparse. None: argparse has to read it."""
+    return read_plain_explain(words)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -62,7 +62,7 @@ class AinbContract(Contract):
         return read(document, home=home)
 
     def check_files(self, document: Document, plugin: Plugin | None) -> tuple[Diagnostic, ...]:
-        from runner.contracts.ainb.manifest import check_files
+        from runner.contracts.ainb.files import check_files
 
         return check_files(document, plugin)
 
