@@ -12,7 +12,7 @@ from functools import partial
 
 from runner.cli.shared.text import failure, say
 from runner.contracts.registry import contract_names, example_folder, find_contract
-from runner.launch.run import rehearse
+from runner.launch.rehearse import rehearse
 from runner.launch.stages import Invocation
 from runner.manifest.load import load, load_all
 from runner.outcome import EXIT, USAGE_ERROR, Failure

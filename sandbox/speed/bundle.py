@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import CodeType
 
 # What a verb loads first.
-_FIRST = {"exec": "launch", "run": "launch", "call": "call", "tools": "call"}
+_FIRST = {"exec": "launch", "run": "launch", "call": "call", "tools": "call", "explain": "explain"}
 # The last module of a part that a process may have imported before. If it is there, so are the others.
 _LAST = {"state": "sandbox.paths.access"}
 _FORMAT = b"runner bundle 2\n"

@@ -202,7 +202,7 @@ def _learn_by_calls(
     from runner.cli.live.learn_calls import talk
     from runner.cli.shared.json_option import read_json_option
     from runner.contracts.registry import command_contract, find_contract
-    from runner.launch.run import rehearse
+    from runner.launch.rehearse import rehearse
 
     name = command_contract() if is_command(args) else contract_at_args(args)
     contract = None if name is None else find_contract(name)
