@@ -19,6 +19,7 @@ from runner.plugin import Plugin
 from sandbox.document.diagnostic import printable
 from sandbox.paths.denied_paths import normal
 from sandbox.plan.plan import LaunchPlan, ShownPath
+from sandbox.policy.policy import matches
 from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spec import Denial, Limits
 from sandbox.speed.plain import read_plain_explain
@@ -373,11 +374,7 @@ def _layer_detail(layer: Layer) -> str:
 def _host_patterns(plugin: Plugin, patterns: Sequence[str]) -> list[str]:
     """The policy's patterns that are about methods of the plugin's contract."""
     methods = host_methods(find_contract(plugin.contract))
-    if not methods:
-        return []
-    import fnmatch
-
-    return [pattern for pattern in patterns if fnmatch.filter(methods, pattern)]
+    return [pattern for pattern in patterns if any(matches([pattern], method) for method in methods)]
 
 
 def _limits(stage: Stage | None, outcome: Outcome) -> Iterable[Row]:
