@@ -59,12 +59,6 @@ def filter_bytes(profile: str, arch: str | None = None) -> bytes:
 
 
 def digest(program: bytes) -> str:
-    # hashlib loads OpenSSL to offer what CPython has built in, which takes 3 ms.
-    try:
-        from _sha2 import sha256  # type: ignore[import-not-found]  # built in
-    except ImportError:
-        try:
-            from _sha256 import sha256  # type: ignore[import-not-found]  # CPython 3.11
-        except ImportError:
-            from hashlib import sha256
-    return f"sha256:{sha256(program).hexdigest()}"
+    import hashlib
+
+    return "sha256:" + hashlib.sha256(program).hexdigest()
