@@ -30,13 +30,17 @@ print(*(name for name in sys.modules if name not in before), file=sys.stderr)
 """
 
 # What every look does without. The manifests of some contracts are YAML, or have schemas.
-SLOW = ("trio", "pydantic", "argparse", "gettext", "asyncio", "inspect", "psutil", "pyroute2", "cryptography")
-SLOW += ("h11", "ssl", "xml", "subprocess", "sqlite3", "tempfile", "dataclasses")
+SLOW = (
+    *("trio", "pydantic", "argparse", "gettext", "asyncio", "inspect", "psutil", "pyroute2", "cryptography"),
+    *("h11", "ssl", "xml", "subprocess", "sqlite3", "tempfile", "dataclasses"),
+)
 # What a manifest in TOML or JSON needs none of either, to be explained.
 SLOWER = ("urllib", "email", "pathlib", "socket", "shlex", "fnmatch", "contextlib", "ipaddress")
 # What speaks to plugins, or starts something.
-LIVE = ("runner.session", "runner.serve", "runner.fleet", "runner.gateway", "runner.launch.carry_out")
-LIVE += ("runner.protocol.service_guard", "sandbox.cell")
+LIVE = (
+    *("runner.session", "runner.serve", "runner.fleet", "runner.gateway", "runner.launch.carry_out"),
+    *("runner.protocol.service_guard", "sandbox.cell"),
+)
 
 
 def run(
