@@ -8,20 +8,25 @@ Every number may also be given as text, as on a command line.
 from __future__ import annotations
 
 import math
-import re
 
 from sandbox.spec import DURATIONS, SIZES
+from sandbox.speed.typed import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import re
 
 SIZE_MAX = (1 << 63) - 1
 DURATION_MAX = 10 * 365 * 86400.0  # larger values overflow some timers of the kernel and of Python
 
-_SIZE = re.compile(r"\s*(\d{1,20}(?:\.\d{1,20})?)\s*(?:([kmgtp])i?)?b?\s*", re.IGNORECASE | re.ASCII)
+# Not compiled here: who only writes a limit does without re, whose import takes half as long as
+# an interpreter.
+_SIZE = r"(?ai)\s*(\d{1,20}(?:\.\d{1,20})?)\s*(?:([kmgtp])i?)?b?\s*"
 _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4, "p": 5}
 
-_COUNT = re.compile(r"\s*(\d{1,20})\s*", re.ASCII)
-_CORES = re.compile(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*(%?)\s*", re.ASCII)
-_NUMBER = re.compile(r"\s*(\d{1,12}(?:\.\d{1,12})?)\s*", re.ASCII)
-_PART = re.compile(r"\s*(\d{1,12}(?:\.\d{1,12})?)\s*(ms|s|m|h|d)\s*", re.ASCII)
+_COUNT = r"(?a)\s*(\d{1,20})\s*"
+_CORES = r"(?a)\s*(\d{1,6}(?:\.\d{1,6})?)\s*(%?)\s*"
+_NUMBER = r"(?a)\s*(\d{1,12}(?:\.\d{1,12})?)\s*"
+_PART = r"(?a)\s*(\d{1,12}(?:\.\d{1,12})?)\s*(ms|s|m|h|d)\s*"
 _SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 
 CORES_MAX = 10_000.0
@@ -76,7 +81,7 @@ def parse_count(value: object) -> int:
     """`64`, also as text; otherwise ValueError with a readable message."""
     if isinstance(value, int) and not isinstance(value, bool):
         count = value
-    elif isinstance(value, str) and len(value) < 64 and (match := _COUNT.fullmatch(value)):
+    elif isinstance(value, str) and len(value) < 64 and (match := _fullmatch(_COUNT, value)):
         count = int(match[1])
     else:
         raise ValueError(f"{_shown(value)} is not a whole number")
@@ -89,7 +94,7 @@ def parse_cores(value: object) -> float:
     """Cores of `0.5`, `2`, or `50%` of one core; otherwise ValueError with a readable message."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         cores = float(value) if abs(value) <= CORES_MAX else math.inf
-    elif isinstance(value, str) and len(value) < 64 and (match := _CORES.fullmatch(value)):
+    elif isinstance(value, str) and len(value) < 64 and (match := _fullmatch(_CORES, value)):
         cores = float(match[1]) / (100 if match[2] else 1)
     else:
         raise ValueError(f'{_shown(value)} is not a number of cores: write 0.5, 2, or "50%" of one core')
@@ -102,7 +107,7 @@ def parse_size(value: object) -> int:
     """Bytes of `256M`, `1.5GiB`, `4096`; otherwise ValueError with a readable message."""
     if isinstance(value, int) and not isinstance(value, bool):
         size: float = value
-    elif isinstance(value, str) and len(value) < 64 and (match := _SIZE.fullmatch(value)):
+    elif isinstance(value, str) and len(value) < 64 and (match := _fullmatch(_SIZE, value)):
         factor = 1024 ** _POWERS[match[2].lower()] if match[2] else 1
         size = round(float(match[1]) * factor) if "." in match[1] else int(match[1]) * factor
     else:
@@ -118,7 +123,7 @@ def parse_duration(value: object) -> float:
     """Seconds of `30s`, `500ms`, `1h30m`, `2.5`; otherwise ValueError with a readable message."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         seconds = float(value) if abs(value) <= DURATION_MAX else math.inf
-    elif isinstance(value, str) and len(value) < 64 and (match := _NUMBER.fullmatch(value)):
+    elif isinstance(value, str) and len(value) < 64 and (match := _fullmatch(_NUMBER, value)):
         seconds = float(match[1])
     elif isinstance(value, str) and len(value) < 64 and (parts := _parts(value)):
         seconds = sum(parts)
@@ -133,17 +138,25 @@ def parse_duration(value: object) -> float:
 
 def _parts(text: str) -> list[float]:
     """The seconds of each part of `1h30m`; [] unless the whole text is parts, with the largest unit first."""
+    import re
+
     seconds: list[float] = []
     previous = math.inf
-    at = 0
+    at, part = 0, re.compile(_PART)
     while at < len(text):
-        match = _PART.match(text, at)
+        match = part.match(text, at)
         if match is None or _SECONDS[match[2]] >= previous:
             return []
         previous = _SECONDS[match[2]]
         seconds.append(float(match[1]) * previous)
         at = match.end()
     return seconds
+
+
+def _fullmatch(pattern: str, text: str) -> re.Match[str] | None:
+    import re
+
+    return re.fullmatch(pattern, text)
 
 
 def _shown(value: object) -> str:

@@ -25,6 +25,7 @@ from scripts.benches import (
     kill,
     launch,
     learn,
+    look,
     machine,
     network,
     pages,
@@ -102,6 +103,10 @@ def _learn(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Tabl
     return learn.bench(caller, max(2, counts.launches // 2))
 
 
+def _look(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
+    return look.bench(caller, max(2, counts.launches // 2))
+
+
 def _peers(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
     return peers.bench(caller, max(2, counts.launches // 2), found)
 
@@ -155,6 +160,7 @@ PARTS: Mapping[str, Part] = {
     "peers": _peers,
     "binds": _binds,
     "learn": _learn,
+    "look": _look,
     "kill": _kill,
     "call": _call,
     "framings": _framings,

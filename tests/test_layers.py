@@ -116,8 +116,8 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.lifecycle.*",
             "runner.oci.*",
             "runner.protocol.bus",
-            "runner.protocol.host_services",
             "runner.protocol.https.fetch",
+            "runner.protocol.service_guard",
             "runner.serve.*",
             "runner.session.*",
             "runner.trio_thread",
@@ -422,8 +422,11 @@ def _is_of_a_contract(path: Path) -> bool:
     return path.match("runner/contracts/*/*.py") or path.match("runner/contracts/*/*/*.py")
 
 
-def _serves_a_protocol(path: Path) -> bool:
-    """The gateway's own clients speak the protocol of one contract. It names no plugin of it."""
+def _serves_a_protocol(path: Path, line: str) -> bool:
+    """The gateway's own clients speak the protocol of one contract. It names no plugin of it. `line`: the one
+    about the gateway in the table of verbs says so too."""
+    if path.match("runner/cli/__init__.py"):
+        return line.lstrip().startswith('"gateway": ')
     return path.match("runner/gateway/*.py") or path.match("runner/cli/serving/gateway.py")
 
 
@@ -444,9 +447,9 @@ def test_only_its_own_folder_names_a_contract() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for _, path in _sources()
-        if not _is_of_a_contract(path) and not _serves_a_protocol(path)
+        if not _is_of_a_contract(path)
         for number, line in enumerate(path.read_text().splitlines(), 1)
-        if CONTRACT_WORDS.search(line)
+        if CONTRACT_WORDS.search(line) and not _serves_a_protocol(path, line)
     ]
     assert found == []
 

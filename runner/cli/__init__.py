@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from sandbox.speed.bundle import load, renew
-from sandbox.speed.typed import Callable, NoReturn, Sequence
+from sandbox.speed.typed import Callable, Mapping, NoReturn, Sequence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,16 +22,54 @@ if TYPE_CHECKING:
         def add_command_arguments(self, parser: argparse.ArgumentParser) -> None: ...
 
 
-# Grouped by task; README.md has the same groups. Contracts may add verbs to these groups: see all_verbs().
-GROUPS = {
-    "run": ("exec", "run", "call", "tools"),
-    "serve": ("serve", "gateway", "worker", "ps", "logs", "ctl", "binding"),
-    "look": ("check", "conformance", "explain", "plan", "contracts"),
-    "allow": ("allow", "learn"),
-    "write": ("new", "schema", "package", "keygen"),
-    "operate": ("doctor", "state", "completion"),
+# Each verb with one line about it, grouped by task; README.md has the same groups. Contracts may add verbs to
+# these groups: see all_verbs().
+GROUPS: Mapping[str, Mapping[str, str]] = {
+    "run": {
+        "exec": "run a plugin in its cage, with the runner's own stdin, stdout and stderr",
+        "run": "run any command in a cage, with the runner's own stdin, stdout and stderr",
+        "call": "call a plugin's tool in its cage and print the result as JSON",
+        "tools": "start a plugin in its cage and list what it exposes; with --json also the schemas",
+    },
+    "serve": {
+        "serve": "keep plugins alive and serve calls to them on a socket",
+        "gateway": "serve the tools of many plugins, of all contracts, as one MCP server on stdin and stdout",
+        "worker": "take calls for plugins from a fleet (NATS JetStream), and run them here",
+        "ps": "list the plugins of a daemon (runner serve) and their states",
+        "logs": "show what a plugin of a daemon (runner serve) wrote to its stderr",
+        "ctl": "start, stop, reset or reload a plugin of a daemon (runner serve), drain the daemon, or open"
+        " its page",
+        "binding": "create, list, change, check, roll back or call bindings of a daemon's control plane",
+    },
+    "look": {
+        "check": "list everything that is wrong with a manifest or a policy",
+        "conformance": "try a plugin, in its cage, by each rule of its contract",
+        "explain": "show what a plugin asks for, what it would get, what it is refused and why",
+        "plan": "make the plan of a launch, store it for later launches of runner exec, and show it",
+        "contracts": "list the contracts whose plugins can be run, and what each supports",
+    },
+    "allow": {
+        "allow": "show what a plugin asks for, and allow it once and for all",
+        "learn": "run a plugin in its cage, say what it missed there, and propose what to allow",
+    },
+    "write": {
+        "new": "write a small plugin to start from",
+        "schema": "print the JSON Schema of a contract's manifest or of a policy, for editors",
+        "package": "check and sign a plugin's folder; push it to a registry, pull it; import it into a"
+        " control plane",
+        "keygen": "make a key that signs packages",
+    },
+    "operate": {
+        "doctor": "say which layers of the cage this machine can enforce",
+        "state": "list the state directories of plugins, or remove some",
+        "completion": "print a completion script for bash, zsh or fish",
+    },
 }
 VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
+# Verbs that end soon, or start a process that lives longer.
+_SHORT = ("exec", "run", "call", "tools", "learn", "check", "explain", "contracts", "doctor")
+# Of `runner exec`, which `runner --help` shows too.
+EXAMPLE = "runner exec --deadline 30 --report report.json ./my-plugin -- --verbose"
 # Verbs whose module is in a folder below this one.
 _FOLDERS = {
     "allow": "approving",
@@ -94,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         if words and not words[0].startswith("-") and words[0] in all_verbs(words[0]):
-            if words[0] in ("exec", "run", "call", "tools", "learn"):
+            if words[0] in _SHORT:
                 import gc
 
                 # A launch makes little garbage, and a collection takes milliseconds. Sessions, which run
@@ -176,9 +214,10 @@ def verb_module(verb: str) -> Verb:
 
 
 def verb_help(verb: str) -> str:
-    """One line. That of a contract's verb does not import its module."""
-    if verb in VERBS:
-        return verb_module(verb).HELP
+    """One line. No module of a verb is imported."""
+    for verbs in GROUPS.values():
+        if verb in verbs:
+            return verbs[verb]
     from runner.contracts.registry import contract_verbs
 
     return contract_verbs()[verb].help
@@ -226,7 +265,7 @@ def verb_parser(
 
     parser = Parser(
         prog=f"runner {verb}",
-        description=module.HELP,
+        description=verb_help(verb),
         epilog=example,
         formatter_class=_formatter,
         allow_abbrev=False,
@@ -268,16 +307,26 @@ def _events_advice(message: str) -> str:
 def _formatter(prog: str) -> argparse.HelpFormatter:
     """The width is given here: to find it out, argparse would import shutil on every start."""
     import argparse
+
+    return argparse.RawDescriptionHelpFormatter(prog, width=_help_width())
+
+
+def _help_width() -> int:
     import os
 
     try:
         width = os.get_terminal_size(1).columns
     except OSError:
         width = 100
-    return argparse.RawDescriptionHelpFormatter(prog, width=max(40, min(width, 110)) - 2)
+    return max(40, min(width, 110)) - 2
 
 
 def _run(verb: str, words: list[str]) -> int:
+    if words in (["--help"], ["-h"]):
+        from runner.cli.shared.stored_help import help_of
+
+        sys.stdout.write(help_of(verb, _help_width(), lambda: verb_parser(verb).format_help()))
+        return 0
     if any(word.startswith("oci://") for word in words) and verb not in ("package", "install"):
         found = _localize(verb, words)
         if isinstance(found, int):
@@ -458,7 +507,7 @@ def _overview() -> str:
     lines += [
         "",
         "example:",
-        f"  {verb_module('exec').EXAMPLE}",
+        f"  {EXAMPLE}",
         "",
         "runner VERB --help shows the options of a verb, runner --version the version.",
     ]

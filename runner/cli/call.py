@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from sandbox.cell.contents import Contents
 
 NAME = "call"
-HELP = "call a plugin's tool in its cage and print the result as JSON"
 EXAMPLE = """runner call ./my-plugin demo_echo --input '{"text": "hello"}'"""
 PASSES_ARGUMENTS = True
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import re
 import sys
-from typing import Any
 
 from runner import __version__
 from runner.cli.shared.options import (
@@ -18,16 +14,17 @@ from runner.cli.shared.options import (
     contract_options_of,
 )
 from runner.cli.shared.text import print_diagnostics, say
+from runner.contracts.registry import all_contracts
 from runner.manifest.load import ManifestRead, load_all
 from runner.outcome import EXIT, USAGE_ERROR
-from sandbox.document.diagnostic import Diagnostic, DocumentError, printable
-from sandbox.document.read import read_bounded
-from sandbox.policy.load import policy_names, trust_fault
-from sandbox.policy.parse import parse_policy
-from sandbox.policy.schema import policy_schema
+from sandbox.document.diagnostic import Diagnostic, printable
+from sandbox.speed.plain import read_plain_check
+from sandbox.speed.typed import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import argparse
 
 NAME = "check"
-HELP = "list everything that is wrong with a manifest or a policy"
 EXAMPLE = "runner check ./my-plugin"
 
 
@@ -41,17 +38,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_contract_options(parser)
 
 
+def read_usual(words: list[str]) -> argparse.Namespace | None:
+    """Parse a common command line without argparse. None: argparse has to read it."""
+    return read_plain_check(words)
+
+
 def run(args: argparse.Namespace) -> int:
     try:
         options, config = dict(contract_options_of(args)), config_of(args.config)
     except ValueError as error:
         say(f"runner check: {error}")
         return USAGE_ERROR
-    policies = [path for path in args.manifests if args.contract is None and is_policy(path)]
+    policies = [path for path in args.manifests if args.contract is None and _is_policy(path)]
     files = [
         (
             path,
-            (ManifestRead(None, policy_faults(path)),)
+            _read_policy(path)
             if path in policies
             else load_all(path, contract=args.contract, server=args.server, options=options, config=config),
         )
@@ -63,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "json":
         _print_json(shown, errors, len(found) - errors)
     elif args.format == "sarif":
-        print(json.dumps(sarif(found), indent=2))
+        _print_document(sarif(found))
     else:
         print_diagnostics(found, sys.stdout)
         _print_policies(policies, found)
@@ -71,6 +73,23 @@ def run(args: argparse.Namespace) -> int:
     if errors and len(policies) == len(args.manifests):
         return EXIT["policy_invalid"]
     return EXIT["manifest_invalid" if errors else "ok"]
+
+
+def _is_policy(path: str) -> bool:
+    # Asked here, because the rest of the question takes longer than to check a known manifest.
+    if not path.endswith(".toml") or any(
+        os.path.basename(path) in contract.file_names for contract in all_contracts()
+    ):
+        return False
+    from runner.cli.shared.policy_file import is_policy
+
+    return is_policy(path)
+
+
+def _read_policy(path: str) -> tuple[ManifestRead, ...]:
+    from runner.cli.shared.policy_file import policy_faults
+
+    return (ManifestRead(None, policy_faults(path)),)
 
 
 def _print_policies(policies: list[str], found: list[Diagnostic]) -> None:
@@ -136,7 +155,13 @@ def _print_json(
         for path, loaded, diagnostics in shown
     ]
     document = {"schema": "runner.check.v1", "ok": not errors, "errors": errors, "warnings": warnings}
-    print(json.dumps({**document, "files": files}, indent=2))
+    _print_document({**document, "files": files})
+
+
+def _print_document(document: dict[str, Any]) -> None:
+    import json
+
+    print(json.dumps(document, indent=2))
 
 
 def sarif(diagnostics: list[Diagnostic]) -> dict[str, Any]:
@@ -160,6 +185,8 @@ def sarif(diagnostics: list[Diagnostic]) -> dict[str, Any]:
 
 def _description(diagnostic: Diagnostic) -> str:
     """The rule of a diagnostic as a sentence: its message without quoted parts of this manifest."""
+    import re
+
     text = re.sub(r"(?<!\w)'[^']*'(?!\w)", "…", diagnostic.message)
     return f"{text[:1].upper()}{text[1:]}."
 
@@ -181,55 +208,3 @@ def _result(diagnostic: Diagnostic, rules: list[str]) -> dict[str, Any]:
         "message": {"text": text},
         "locations": [{"physicalLocation": location}],
     }
-
-
-# --- a policy -----------------------------------------------------------------------------------------------
-
-
-_FILE_NAME = "policy.toml"
-# Tables that other files do not have: without a version, a policy is known by them, or by keys in the others.
-_OWN_TABLES = ("approvals", "capabilities", "cgroups", "layers", "limits", "read", "seccomp", "write")
-_VERSION = re.compile(rb"^[ \t]*version[ \t]*=[ \t]*1[ \t]*(#.*)?\r?$", re.MULTILINE)
-_TABLE = re.compile(rb"^[ \t]*\[[ \t]*([A-Za-z_]+)[ \t]*[.\]]", re.MULTILINE)
-_KEY = re.compile(rb"^[ \t]*([a-z_]+)[ \t]*=", re.MULTILINE)
-
-
-def is_policy(path: str) -> bool:
-    """Whether a file is a policy: by its name, by its version and most of its tables, or by all of them. It
-    may have faults, so only its lines are looked at."""
-    if not path.endswith(".toml") or os.path.isdir(path):
-        return False
-    folder, name = os.path.split(os.path.realpath(path))
-    if name == _FILE_NAME or (name.removesuffix(".toml") in policy_names() and folder.endswith("/policies")):
-        return True
-    from runner.manifest.load import contract_at
-
-    try:
-        raw = read_bounded(path)
-    except DocumentError:
-        return False  # reading it as a manifest reports why
-    tables = {each.decode() for each in _TABLE.findall(raw)}
-    # A table that no policy has means another kind of file, unless other tables are those of a policy.
-    schema = policy_schema()["properties"]
-    known = tables & set(schema)
-    if _VERSION.search(raw):
-        likely = len(known) * 2 > len(tables)
-    else:
-        own = {*_OWN_TABLES, *(key for table in known for key in schema[table].get("properties", ()))}
-        keys = {each.decode() for each in _KEY.findall(raw)}
-        likely = known == tables and not own.isdisjoint(tables | keys)
-    return likely and contract_at(path) is None
-
-
-def policy_faults(path: str) -> tuple[Diagnostic, ...]:
-    """All faults, and a warning if a launch would not trust the file."""
-    absolute = os.path.abspath(path)
-    try:
-        parse_policy(absolute, read_bounded(absolute), name=absolute)
-    except DocumentError as error:
-        return error.diagnostics
-    fault = trust_fault(absolute)
-    if fault is None:
-        return ()
-    reason, hint = fault
-    return (Diagnostic(absolute, 0, 0, "policy_untrusted", reason, hint, "warning"),)

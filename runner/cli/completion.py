@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import argparse
 
 NAME = "completion"
-HELP = "print a completion script for bash, zsh or fish"
 EXAMPLE = 'eval "$(runner completion bash)"'
 
 _SHELLS = ("bash", "zsh", "fish")

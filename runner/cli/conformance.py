@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from runner.protocol.dialect import Call
 
 NAME = "conformance"
-HELP = "try a plugin, in its cage, by each rule of its contract"
 EXAMPLE = """runner conformance CONTRACT ./my-plugin --call greet --input '{"name": "you"}'"""
 PASSES_ARGUMENTS = True
 

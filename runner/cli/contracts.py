@@ -10,14 +10,11 @@ from typing import Any
 
 from runner.cli.shared.text import say
 from runner.contracts.contract import Contract
-from runner.contracts.registry import ContractBroken, contract_names, find_contract
+from runner.contracts.registry import ContractBroken, contract_names, find_contract, host_methods
 from runner.outcome import EXIT
-from runner.plugin import Allowance, Plugin
 from sandbox.document.diagnostic import printable
-from sandbox.spec import SandboxSpec
 
 NAME = "contracts"
-HELP = "list the contracts whose plugins can be run, and what each supports"
 EXAMPLE = "runner contracts --format json"
 
 SCHEMA = "runner.contracts.v1"
@@ -48,8 +45,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _describe(contract: Contract) -> dict[str, Any]:
-    # A contract's methods are the same for all plugins. Manifest and policy decide which of them it may use.
-    nobody = Plugin("", "", contract.name, "", "", "", None, None, SandboxSpec())
     return {
         "name": contract.name,
         "about": contract.about,
@@ -65,7 +60,7 @@ def _describe(contract: Contract) -> dict[str, Any]:
         "context": {kind: list(keys) for kind, keys in contract.calls.items() if keys},
         "lists": [listing.what for listing in contract.lists],
         "one_call_per_process": contract.one_shot,
-        "host_methods": dict(contract.services(nobody, Allowance()).METHODS),
+        "host_methods": dict(host_methods(contract)),
         "options": [
             {"flag": option.flag, "metavar": option.metavar, "help": option.help, "verbs": list(option.verbs)}
             for option in contract.options

@@ -22,7 +22,6 @@ from sandbox.policy.load import load_policy
 from sandbox.policy.policy import Policy
 
 NAME = "doctor"
-HELP = "say which layers of the cage this machine can enforce"
 EXAMPLE = "runner doctor --format json"
 
 SCHEMA = "runner.doctor.v1"

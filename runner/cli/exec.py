@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 
+from runner.cli import EXAMPLE as EXAMPLE
 from runner.cli.shared.launching import CommandLineHost
 from runner.cli.shared.launching import launch as launch_plugin
 from runner.cli.shared.options import add_invocation, invocation_of, open_events, secrets_of
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from sandbox.cell.contents import Contents
 
 NAME = "exec"
-HELP = "run a plugin in its cage, with the runner's own stdin, stdout and stderr"
-EXAMPLE = "runner exec --deadline 30 --report report.json ./my-plugin -- --verbose"
 PASSES_ARGUMENTS = True
 
 

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import fnmatch
-import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
 
 from runner.cli.shared import text as printing
 from runner.cli.shared.options import add_command_invocation, add_invocation, invocation_of
 from runner.cli.shared.text import say
 from runner.contracts.contract import Declarations
-from runner.contracts.registry import choice_fault, find_contract
-from runner.launch.network_report import NETWORK_WARNINGS
+from runner.contracts.registry import choice_fault, find_contract, host_methods
+from runner.launch.rehearse import rehearse
 from runner.launch.report import UNSANDBOXED, describe_layers, notes, place, report
-from runner.launch.run import rehearse
 from runner.launch.stages import Decided, Planned, Stage, decided_of, limits_of, loaded_of, planned_of
 from runner.launch.stdio import expected_streams
 from runner.outcome import EXIT, Failure, Outcome
-from runner.plugin import Allowance, Plugin
+from runner.plugin import Plugin
 from sandbox.document.diagnostic import printable
-from sandbox.network.addresses import vet
-from sandbox.network.egress import EgressLimits
-from sandbox.network.rules import HostRule, covers, parse_rule
 from sandbox.paths.denied_paths import normal
-from sandbox.plan import bare
 from sandbox.plan.plan import LaunchPlan, ShownPath
-from sandbox.policy.policy import NetworkRule, host_matches
+from sandbox.policy.policy import matches
 from sandbox.seccomp import filter as seccomp_filter
-from sandbox.spec import Denial, Limits, names_policy_hosts
-from sandbox.speed.typed import Iterator
-from sandbox.units import format_duration, format_limit, format_size
+from sandbox.spec import Denial, Limits
+from sandbox.speed.plain import read_plain_explain
+from sandbox.speed.typed import TYPE_CHECKING, Any, Iterable, Sequence
+from sandbox.units import format_limit
 
 if TYPE_CHECKING:
     import argparse
@@ -43,7 +35,6 @@ if TYPE_CHECKING:
 _DIGEST_CHARACTERS = len("sha256:") + 12
 
 NAME = "explain"
-HELP = "show what a plugin asks for, what it would get, what it is refused and why"
 EXAMPLE = "runner explain --policy strict ./my-plugin"
 PASSES_ARGUMENTS = True
 
@@ -73,6 +64,11 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def read_usual(words: list[str]) -> argparse.Namespace | None:
+    """Parse a common command line without argparse. None: argparse has to read it."""
+    return read_plain_explain(words)
+
+
 def run(args: argparse.Namespace) -> int:
     try:
         invocation = invocation_of(args)
@@ -89,12 +85,14 @@ def run(args: argparse.Namespace) -> int:
         stage, outcome = failure.stage, failure.outcome
     loaded, planned = loaded_of(stage), planned_of(stage)
     if args.network and decided_of(stage) is not None:
+        from runner.cli.shared.reachable_hosts import network_document, network_lines
+
         if args.format == "json":
-            print(json.dumps(network_document(stage), indent=2))
+            _print_document(network_document(stage))
         else:
             say("\n".join(map(printable, network_lines(stage))), sys.stdout)
     elif args.format == "json":
-        print(json.dumps(document(stage, outcome), indent=2))
+        _print_document(document(stage, outcome))
     elif args.format == "argv":
         if planned is None:
             printing.failure(stage, outcome)
@@ -105,6 +103,12 @@ def run(args: argparse.Namespace) -> int:
     else:
         say("\n".join(_text(stage, loaded.plugin, outcome)), sys.stdout)
     return EXIT[outcome.code]
+
+
+def _print_document(found: dict[str, Any] | None) -> None:
+    import json
+
+    print(json.dumps(found, indent=2))
 
 
 def document(stage: Stage | None, outcome: Outcome) -> dict[str, Any]:
@@ -135,6 +139,8 @@ def _streams(decided: Decided, limits: Limits) -> dict[str, str]:
 
 
 def _command_line(planned: Planned) -> str:
+    from sandbox.plan import bare
+
     profile = seccomp_filter.filter_path(planned.plan.seccomp, seccomp_filter.machine_arch())
     command = bare.bare_command(planned.plan, planned.bwrap, profile)
     # People paste this line elsewhere, so variables of the caller are named and not shown.
@@ -367,8 +373,8 @@ def _layer_detail(layer: Layer) -> str:
 
 def _host_patterns(plugin: Plugin, patterns: Sequence[str]) -> list[str]:
     """The policy's patterns that are about methods of the plugin's contract."""
-    methods = find_contract(plugin.contract).services(plugin, Allowance()).METHODS
-    return [pattern for pattern in patterns if fnmatch.filter(methods, pattern)]
+    methods = host_methods(find_contract(plugin.contract))
+    return [pattern for pattern in patterns if any(matches([pattern], method) for method in methods)]
 
 
 def _limits(stage: Stage | None, outcome: Outcome) -> Iterable[Row]:
@@ -410,111 +416,3 @@ def _table(title: str, rows: Sequence[Row]) -> Iterable[str]:
     for *cells, last in clean:
         padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
         yield f"  {'  '.join((*padded, last))}".rstrip()
-
-
-# --- --network: which hosts a plugin reaches, and by which rule ---------------------------------------------
-
-
-def network_document(stage: Stage | None) -> dict[str, Any] | None:
-    """`network_lines` as a document. None: the policy was not read."""
-    decided = decided_of(stage)
-    if decided is None:
-        return None
-    granted = decided.grant.network
-    return {
-        "mode": granted.mode,
-        "private": decided.policy.network.private,
-        "limits": {name: getattr(decided.policy.network.limits, name) for name in _LIMITS},
-        "hosts": [
-            {"rule": host, "asked_by": by, "allowed_by": allowed, "never_dialled": _never_dialled(host)}
-            for host, by, allowed in _rows(decided)
-        ],
-        "refused": [
-            {"asked": denial.asked, "rule": denial.rule, "reason": denial.reason, "hint": denial.hint}
-            for denial in _denials(decided)
-        ],
-    }
-
-
-def network_lines(stage: Stage | None) -> Iterator[str]:
-    decided = decided_of(stage)
-    if decided is None:
-        return
-    granted, rule = decided.grant.network, decided.policy.network
-    if granted.mode == "none":
-        yield "no network: loopback only"
-    if granted.mode in NETWORK_WARNINGS:
-        yield NETWORK_WARNINGS[granted.mode]
-    rows = list(_rows(decided))
-    width = max((len(host) for host, _, _ in rows), default=0)
-    for host, by, allowed in rows:
-        fault = _never_dialled(host)
-        never = f"; NEVER DIALLED: it {fault}" if fault else ""
-        yield f"  {host.ljust(width)}  asked by the {by}, allowed by {allowed}{never}"
-    for denial in _denials(decided):
-        yield f"  REFUSED {denial.asked}: {denial.reason}; {denial.hint}"
-    if granted.mode in ("allowlist", "open"):
-        private = "may" if rule.private else "must not"
-        yield f"names {private} lead to private addresses (private under [network] in the policy)"
-        yield "this machine and link-local addresses are never dialled, by name or by address"
-        yield "on ports 80 and 443 the name in clear text has to be the same: the Host of the first request"
-        yield "of a connection, or the server name of its first TLS ClientHello; later ones are not read"
-        yield f"limits (under [network] in the policy): {_egress_limits(rule.limits)}"
-
-
-_LIMITS = ("connections", "bytes", "rate", "idle")  # those that a policy can set
-
-
-def _egress_limits(limits: EgressLimits) -> str:
-    size = "any number of bytes" if limits.bytes is None else f"{format_size(limits.bytes)} in all"
-    rate = "at any rate" if limits.rate is None else f"{format_size(limits.rate)} per second"
-    idle = f"closed after {format_duration(limits.idle)} without a byte"
-    return f"{limits.connections} connections at once, {size}, {rate}, {idle}"
-
-
-def _rows(decided: Decided) -> Iterator[tuple[str, str, str]]:
-    """One row for each rule in force: the rule, who asked for it, and what allows it."""
-    granted, rule = decided.grant.network, decided.policy.network
-    if granted.mode != "allowlist":
-        return
-    asked = decided.loaded.plugin.spec.network
-    asker = "command line" if decided.loaded.invocation.command is not None else "manifest"
-    named = asked.hosts if asked is not None else ()
-    for host in granted.hosts:
-        by = "policy" if names_policy_hosts(asked) else asker if host in named else "approval"
-        yield host, by, _by_approval(decided, host) or _allowing(rule, parse_rule(host, ranges=True))
-
-
-def _by_approval(decided: Decided, host: str) -> str:
-    """What allows a host, if the policy's own list does not."""
-    approved, hosts = decided.approval.hosts, decided.policy.network.hosts
-    own = hosts[: len(hosts) - len(approved)]  # the rest was added by the approval
-    if host not in approved or any(host_matches(each, host) for each in own):
-        return ""
-    return "your approval" if decided.approved_at else "the command line"
-
-
-def _never_dialled(text: str) -> str:
-    """Returns why the gate never dials a host of a rule, as the second half of a sentence, or ''. Other names
-    are judged when they are looked up."""
-    rule = parse_rule(text, ranges=True)
-    if rule.kind in ("name", "below") and f".{rule.host}".endswith(".localhost"):
-        return "is this machine (loopback)"  # RFC 6761: this name and all below it
-    if rule.kind not in ("address", "range"):
-        return ""
-    import ipaddress
-
-    # A private address is dialled if it is listed. If both ends of a range are refused for the same reason,
-    # so is all of it.
-    block = ipaddress.ip_network(rule.host)
-    first, last = (vet(str(end), allow_private=True) for end in (block[0], block[-1]))
-    return first if first == last else ""
-
-
-def _allowing(rule: NetworkRule, host: HostRule) -> str:
-    found = next((each for each in rule.hosts if covers(parse_rule(each, ranges=True), host)), None)
-    return f"hosts: {found}" if found is not None else f'ceiling = "{rule.ceiling}"'
-
-
-def _denials(decided: Decided) -> list[Denial]:
-    return [denial for denial in decided.grant.denials if denial.rule.startswith("network_")]

@@ -12,7 +12,7 @@ from functools import partial
 
 from runner.cli.shared.text import failure, say
 from runner.contracts.registry import contract_names, example_folder, find_contract
-from runner.launch.run import rehearse
+from runner.launch.rehearse import rehearse
 from runner.launch.stages import Invocation
 from runner.manifest.load import load, load_all
 from runner.outcome import EXIT, USAGE_ERROR, Failure
@@ -20,7 +20,6 @@ from sandbox.document.diagnostic import did_you_mean, printable, quoted
 from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, resolve, unmake, walk, walk_below
 
 NAME = "new"
-HELP = "write a small plugin to start from"
 EXAMPLE = "runner new CONTRACT ./my-plugin"
 
 _NOT_WRITTEN = 1

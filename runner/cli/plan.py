@@ -15,8 +15,8 @@ from runner.cli.shared.options import invocation_of
 from runner.cli.shared.text import say
 from runner.contracts.registry import choice_fault
 from runner.launch.read import load
+from runner.launch.rehearse import rehearse
 from runner.launch.report import UNSANDBOXED, describe_layers, notes, report
-from runner.launch.run import rehearse
 from runner.launch.stages import Planned, Stage, Stopwatch
 from runner.launch.stored.entry import LaunchRequest, request_of
 from runner.launch.stored.store import SHORTEST_SECRET, may_be_secret, store_plan
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from sandbox.plan.bare import BareCommand, CommandFile, Ulimit
 
 NAME = "plan"
-HELP = "make the plan of a launch, store it for later launches of runner exec, and show it"
 EXAMPLE = "runner plan --emit sh --policy strict ./my-plugin > start.sh"
 PASSES_ARGUMENTS = True
 

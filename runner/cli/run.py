@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     import argparse
 
 NAME = "run"
-HELP = "run any command in a cage, with the runner's own stdin, stdout and stderr"
 EXAMPLE = "runner run --read ./data --net api.example.com:443 -- ./server --port 8080"
 PASSES_ARGUMENTS = True
 

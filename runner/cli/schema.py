@@ -10,7 +10,6 @@ from runner.contracts.registry import contract_names, find_contract, manifest_sc
 from sandbox.document.diagnostic import printable
 
 NAME = "schema"
-HELP = "print the JSON Schema of a contract's manifest or of a policy, for editors"
 EXAMPLE = "runner schema CONTRACT > manifest.schema.json"
 
 

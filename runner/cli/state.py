@@ -20,7 +20,6 @@ from sandbox.limits.disk_usage import Size, size
 from sandbox.units import format_size
 
 NAME = "state"
-HELP = "list the state directories of plugins, or remove some"
 EXAMPLE = "runner state remove ./my-plugin"
 MIXES_ARGUMENTS = True  # options may stand between the action and the names
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from runner.launch.stages import Invocation
 
 NAME = "tools"
-HELP = "start a plugin in its cage and list what it exposes; with --json also the schemas"
 EXAMPLE = "runner tools --json ./my-plugin"
 PASSES_ARGUMENTS = True
 

@@ -87,7 +87,6 @@ class Verb(Protocol):
     """The module of a verb. It may also have `advice(message)`, which explains a usage error."""
 
     NAME: str
-    HELP: str
     EXAMPLE: str
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...

@@ -67,6 +67,15 @@ def make_inspector(contract: Contract, setting: Setting) -> Inspector:
     return made
 
 
+def host_methods(contract: Contract) -> Mapping[str, str]:
+    """What plugins may ask of their host: METHODS in the contract's host_methods.py, method -> field of
+    Services. It is in a file of its own because `services` needs trio, and who only looks does not."""
+    if not look.isfile(os.path.join(_FOLDER, contract.name, "host_methods.py")):
+        return {}
+    found: Mapping[str, str] = _module(contract, "host_methods").METHODS
+    return found
+
+
 def plugin_rules(contract: Contract) -> RuleBook | None:
     """The rules that `runner conformance` tries a plugin by: BOOK in the contract's plugin_rules.py. None: it
     has written none down."""

@@ -6,7 +6,6 @@ Every function here makes its part from the last stage that the launch reached (
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
 
 from runner import __version__
 from runner.launch.command import environ_of_host
@@ -24,7 +23,6 @@ from runner.launch.stages import (
 )
 from runner.launch.stdio import NAMES
 from runner.launch.verdict import TIMEOUT, limits_hit
-from runner.launch.wait import End
 from runner.manifest.load import position
 from runner.outcome import SCHEMA, Advice, Outcome, has_failed, outcome_document
 from sandbox.document.diagnostic import Diagnostic, printable
@@ -34,10 +32,11 @@ from sandbox.plan.plan import missing_note
 from sandbox.policy.load import position as policy_position
 from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spec import APPROVED, Denial, Grant, Note
-from sandbox.speed.typed import Iterator
+from sandbox.speed.typed import TYPE_CHECKING, Any, Iterator
 
 if TYPE_CHECKING:
     from runner.launch.advice.scene import Scene
+    from runner.launch.wait import End
     from sandbox.limits.assigned import AssignedLimits
     from sandbox.plan.owners import Decision
     from sandbox.streams.relay import Relay

@@ -1,16 +1,15 @@
 """One launch from the manifest to the end of the plugin's last process, for `runner exec` and the monitor.
 
-    run         from a manifest: makes a plan and carries it out (runner/launch/carry_out.py)
-    rehearse    up to the plan, for `runner explain`: nothing on the machine is changed
+`run` starts from a manifest: it makes a plan and carries it out (runner/launch/carry_out.py). Who only looks
+makes the plan by runner/launch/rehearse.py.
 
 `run_steps` is `run` as a generator (runner/launch/wait.py), for a process that waits for several plugins.
 """
 
 from __future__ import annotations
 
-from runner.launch.acquire import open_disk_meter
 from runner.launch.carry_out import CalledOff, LaunchHost, plan_steps
-from runner.launch.failures import as_failure, failure_of
+from runner.launch.failures import failure_of
 from runner.launch.plan import plan
 from runner.launch.prepare import decide
 from runner.launch.read import load
@@ -92,20 +91,3 @@ def run_steps(
             raise failure_of(error, stage) from error
         steps = plan_steps(planned, environ, began, host, sources, watch, contents, writer, releases)
         return (yield from steps)
-
-
-def rehearse(invocation: Invocation, environ: Mapping[str, str]) -> Planned:
-    """Make the plan of a launch without launching. Raises Failure."""
-    watch = Stopwatch()
-    with Sources() as sources:
-        decided = decide(load(invocation, watch), environ, watch)
-        if decided.policy.packages.signature == "required":
-            from runner.launch.signed import rehearse_check
-
-            decided = rehearse_check(decided)
-        planned = plan(decided, environ, watch, sources)
-        disk, held = planned.plan.limits.disk, sources.held
-        if disk is not None and held is not None and not planned.grant.unsandboxed:
-            with as_failure(planned), open_disk_meter(held.opened.writable, disk):
-                pass
-        return planned

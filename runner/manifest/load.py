@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 # `runner check` shows at most this many faults of one manifest.
 MOST_FAULTS_SHOWN = 200
 _MOST_PLUGINS_SHOWN = 10  # of a root, in a message
+# A file with more plugins would push those of other files out of the cache.
+_MOST_STORED = 16
 
 # File names whose ending fixes the format.
 _ENDINGS: Mapping[str, Format] = {
@@ -301,7 +303,8 @@ def load_all(
     found = FoundManifest(path, contract)
     try:
         found = find(path, contract)
-        name, document = _recognise(found, _bytes_of(found.path))
+        raw = _bytes_of(found.path)
+        name, document = _recognise(found, raw)
     except DocumentError as error:
         return (_as_given(found, ManifestRead(None, error.diagnostics)),)
     home = _home()
@@ -318,7 +321,14 @@ def load_all(
             message = f"the other servers of {len(listed)} were not checked"
             results.append(ManifestRead(None, (Diagnostic(found.path, 0, 0, "too_many_faults", message),)))
             break
-        loaded = _read(name, document, each, home, options or {}, config)
+        key = "" if options or config else cache.key(found.path, raw, found.contract, each, home)
+        cached = cache.load(key) if key else None
+        if cached is not None:
+            loaded = ManifestRead(*cached)
+        else:
+            loaded = _read(name, document, each, home, options or {}, config)
+            if key and loaded.plugin is not None and len(chosen) <= _MOST_STORED:
+                cache.store(key, loaded.plugin, loaded.diagnostics)
         checked = _check_files(name, document, loaded, options or {})
         if loaded.plugin is None and hosts is not None:
             found_too = hosts.program_faults(document, each)

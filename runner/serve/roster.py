@@ -22,8 +22,8 @@ from runner.approvals.tools import tools_folder
 from runner.contracts.registry import find_contract
 from runner.launch.prepare import decide
 from runner.launch.read import load
+from runner.launch.rehearse import rehearse
 from runner.launch.report import report
-from runner.launch.run import rehearse
 from runner.launch.stages import Stage, Stopwatch
 from runner.ledger.file import LedgerUnusable
 from runner.ledger.ledger import Ledger

@@ -16,8 +16,9 @@ from runner.launch.remote.remote_cell import RemoteCell, open_cage
 from runner.launch.stages import Invocation
 from runner.outcome import EXEC_NO_CAGE, EXIT, Failure, Outcome, with_outcome
 from runner.protocol.dialect import Call, Dialect, Setting
-from runner.protocol.host_services import ServiceGuard, Services
+from runner.protocol.host_services import Services
 from runner.protocol.secrets import Secrets
+from runner.protocol.service_guard import ServiceGuard
 from runner.session import verdict
 from runner.session.pending import Deadline, at_checkpoints, given_up_after
 from runner.session.prepared import PreparedCall, cage_contents, serves_one_call

@@ -36,9 +36,10 @@ from runner.protocol.dialect import (
     ShutdownSteps,
     Violation,
 )
-from runner.protocol.host_services import HostError, ServiceGuard
+from runner.protocol.host_services import HostError
 from runner.protocol.jsonrpc import INTERNAL_ERROR
 from runner.protocol.memory import DELIVERIES
+from runner.protocol.service_guard import ServiceGuard
 from runner.session import verdict
 from runner.session.backlog import Backlog
 from runner.session.outbox import QueuedFrame

@@ -32,9 +32,9 @@ from runner.protocol.dialect import (
     ShutdownAnswered,
     Violation,
 )
-from runner.protocol.host_services import ServiceGuard
 from runner.protocol.memory import DELIVERIES, QUESTIONS, Charge, Share
 from runner.protocol.secrets import Secrets
+from runner.protocol.service_guard import ServiceGuard
 from runner.session.arrears import STEP_SECONDS, Arrears
 from runner.session.backlog import Backlog
 from runner.session.outbox import Outbox, QueuedFrame

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,7 @@ from sandbox import CODE_ROOT
 from sandbox.doctor.finding import Finding
 from sandbox.identity.state import state_root, unwritable
 from sandbox.paths.mounts import ancestry
-from sandbox.policy.load import trust_fault
+from sandbox.policy.load import trust_fault, weak_spot
 
 
 def state_directory(environ: Mapping[str, str]) -> Finding:
@@ -32,7 +33,9 @@ def own_code(uid: int) -> list[Finding]:
     """For root: whether others can change the code that root runs here."""
     if uid != 0:
         return []
-    for path in (*_starts(), *_modules()):
+    packages = [os.path.join(CODE_ROOT, package) for package in ("runner", "sandbox")]
+    doubtful = (module for package in packages for module in _doubtful_modules(package))
+    for path in (*_starts(), *packages, *doubtful):
         if (fault := trust_fault(path, "it")) is not None:
             told = f"root runs a runner that others can change: {path}: {fault[0]}"
             remedy = f"install it where only root writes, for example pipx install --global; or {fault[1]}"
@@ -47,7 +50,25 @@ def _starts() -> Iterator[str]:
         yield os.path.abspath(sys.argv[0])
 
 
-def _modules() -> Iterator[str]:
-    for package in ("runner", "sandbox"):
-        for folder, _, names in os.walk(os.path.join(CODE_ROOT, package)):
-            yield from (os.path.join(folder, name) for name in names if name.endswith((".py", ".so", ".pyc")))
+def _doubtful_modules(folder: str, is_doubtful: bool = False) -> Iterator[str]:
+    """Modules below a folder that somebody else may be able to change. Each folder and each file is looked at
+    once: there are over a thousand, and trust_fault asks about all that is above each. `is_doubtful`: the
+    folder is one of them."""
+    for entry in _entries(folder):
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except OSError:  # Python removes what it compiles into, once it has its name
+            continue
+        doubt = is_doubtful or weak_spot(entry.path, status, "it") is not None
+        if stat.S_ISDIR(status.st_mode):
+            yield from _doubtful_modules(entry.path, doubt)
+        elif entry.name.endswith((".py", ".so", ".pyc")) and (doubt or stat.S_ISLNK(status.st_mode)):
+            yield entry.path
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []

@@ -176,7 +176,7 @@ def trust_fault(
         for end in (*(link.path for link in links), real):
             for place in ancestry(end):
                 status = look.lstat(place)
-                fault = _weak_spot(place, status, _part(place, end, real, name))
+                fault = weak_spot(place, status, _part(place, end, real, name))
                 if fault is not None and private_groups and _only_group_writes(status):
                     from sandbox.identity.accounts import only_private_group_writes
 
@@ -206,7 +206,7 @@ def _is_unchangeable(place: str) -> bool:
     return is_unchangeable(place)
 
 
-def _weak_spot(place: str, status: os.stat_result, what: str) -> tuple[str, str, str] | None:
+def weak_spot(place: str, status: os.stat_result, what: str) -> tuple[str, str, str] | None:
     """The fault of this place, the command that corrects it, and what else can be done ('': nothing)."""
     own = os.geteuid()
     if status.st_uid not in (0, own):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import CodeType
 
 # What a verb loads first.
-_FIRST = {"exec": "launch", "run": "launch", "call": "call", "tools": "call"}
+_FIRST = {"exec": "launch", "run": "launch", "call": "call", "tools": "call", "explain": "explain"}
 # The last module of a part that a process may have imported before. If it is there, so are the others.
 _LAST = {"state": "sandbox.paths.access"}
 _FORMAT = b"runner bundle 2\n"
@@ -33,8 +33,8 @@ _wanted: "list[str]" = []  # parts of which there is no bundle that fits
 
 
 def load_for(verb: str) -> None:
-    """Import what every start of this verb needs."""
-    if verb in _FIRST:
+    """Import what every start of this verb needs, but for its help."""
+    if verb in _FIRST and sys.argv[2:] not in (["--help"], ["-h"]):
         load(_FIRST[verb])
 
 

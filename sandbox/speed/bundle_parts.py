@@ -48,6 +48,35 @@ _NAMES = {
         runner.manifest.load runner.launch.read runner.launch.run runner.cli.exec runner.launch.stored.unit
         runner.launch.stored.store sandbox.plan.sources
     """,
+    # What `runner explain` loads for a manifest and a policy that it knows, and for usual words.
+    "explain": """
+        runner sandbox.speed.late_site sandbox.speed.typed runner.cli runner.cli.shared sandbox.document
+        sandbox.speed.value sandbox.document.diagnostic sandbox.spec sandbox.speed.scopes
+        runner.cli.shared.text runner.contracts runner.contracts.contract sandbox.facts sandbox.look
+        runner.contracts.registry runner.launch sandbox.limits sandbox.limits.assigned runner.launch.stages
+        runner.cli.shared.options sandbox.plan sandbox.plan.plan runner.launch.sources runner.outcome
+        sandbox.identity sandbox.identity.owner sandbox.files sandbox.limits.meter sandbox.limits.site
+        sandbox.spawn sandbox.spawn.order sandbox.speed.signals sandbox.limits.cgroup sandbox.plan.layers
+        runner.launch.acquire runner.launch.failures runner.approvals runner.plugin sandbox.cache
+        sandbox.policy sandbox.identity.uid_range sandbox.network sandbox.network.egress sandbox.paths
+        sandbox.paths.mounts sandbox.paths.denied_paths sandbox.paths.guarded sandbox.paths.denylist
+        sandbox.paths.scan sandbox.policy.policy runner.approvals.marks sandbox.paths.walk
+        sandbox.paths.executable sandbox.paths.installation sandbox.paths.packages sandbox.paths.shims
+        sandbox.paths.program sandbox.policy.approval runner.approvals.record runner.approvals.store
+        runner.launch.command sandbox.document.read sandbox.speed.codec sandbox.policy.load
+        runner.launch.approve runner.install sandbox.paths.homes runner.install.roots sandbox.identity.removal
+        sandbox.identity.host_side sandbox.identity.leases sandbox.identity.reservations sandbox.identity.uids
+        sandbox.identity.state runner.launch.denylist runner.launch.own_folders sandbox.limits.cgroup_survey
+        sandbox.limits.rlimits sandbox.limits.shares sandbox.limits.assign sandbox.seccomp
+        sandbox.seccomp.filter sandbox.plan.available_layers sandbox.paths.access sandbox.paths.file_identity
+        sandbox.paths.source sandbox.plan.mentions sandbox.plan.operations sandbox.plan.relocation
+        sandbox.plan.places sandbox.plan.compile sandbox.plan.find_bwrap sandbox.spawn.machine_code
+        sandbox.spawn.reaper sandbox.speed.libc sandbox.spawn.priority sandbox.spawn.init
+        sandbox.spawn.spawner runner.launch.plan sandbox.policy.grant runner.launch.prepare runner.manifest
+        runner.manifest.cache runner.manifest.load runner.launch.read runner.launch.rehearse sandbox.streams
+        sandbox.streams.handover runner.launch.stdio runner.launch.verdict runner.launch.report
+        sandbox.speed.plain sandbox.units runner.cli.explain
+    """,
     # What `runner call` loads until it forks, for usual words.
     "call": """
         runner sandbox.speed.late_site sandbox.speed.typed runner.cli runner.cli.shared
@@ -68,7 +97,8 @@ _NAMES = {
         sandbox.streams.endpoints runner.cli.live.output sandbox.plan sandbox.plan.layers sandbox.plan.plan
         runner.launch.failures runner.launch.verdict runner.session runner.session.verdict
         runner.protocol.secrets runner.session.record runner.protocol.memory runner.session.outbox
-        runner.session.pending runner.protocol.bus runner.protocol.host_services runner.launch.remote.pipe
+        runner.session.pending runner.protocol.bus runner.protocol.host_services
+        runner.protocol.service_guard runner.launch.remote.pipe
         runner.launch.remote.remote_cell runner.protocol.ambiguity runner.protocol.jsonrpc
         runner.session.backlog runner.session.arrears runner.session.state
         runner.session.tasks runner.session.prepared runner.session.account runner.session.shutdown

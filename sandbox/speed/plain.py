@@ -1,4 +1,4 @@
-"""The usual words of `runner exec` and `runner call`, read without argparse.
+"""The usual words of `runner exec`, `call`, `explain` and `check`, read without argparse.
 
 Most hosts start `runner exec MANIFEST`, and argparse takes 9 ms of a launch with what it imports. Whatever is
 not understood here is left to argparse, which knows all options and says what is wrong. What is understood
@@ -20,6 +20,7 @@ _WITH_VALUE = {
     "--server": "server",
     "--state-dir": "state_dir",
 }
+_LOOK_WITH_VALUE = {option: key for option, key in _WITH_VALUE.items() if key in _DECIDING}
 _CALL_WITH_VALUE = {
     **_WITH_VALUE,
     "--events": "events",
@@ -39,20 +40,38 @@ class PlainArguments:
 def read_plain(words: Sequence[str]) -> argparse.Namespace | None:
     """The arguments of `runner exec` in front of `--`; None if argparse has to read them."""
     found = _unset()
-    found.update(inspect=False, tty=False)
+    found.update(secret=[], report=None, events=None, inspect=False, tty=False)
     return _read(words, found, ("manifest",), _WITH_VALUE, {})
 
 
 def read_plain_call(words: Sequence[str]) -> argparse.Namespace | None:
     """The arguments of `runner call` without `--`; None if argparse has to read them."""
     found = _unset()
+    found.update(secret=[], report=None, events=None)
     found.update(dict.fromkeys(("input", "kind", "timeout", "context", "secrets", "via", "key", "fleet")))
     found.update(json=False, durable=False, no_wait=False)
     return _read(words, found, ("manifest", "name"), _CALL_WITH_VALUE, {"--json": "json"})
 
 
+def read_plain_explain(words: Sequence[str]) -> argparse.Namespace | None:
+    """The arguments of `runner explain`; None if argparse has to read them."""
+    found = _unset()
+    found.update(format="text", network=False)
+    return _read(words, found, ("manifest",), _LOOK_WITH_VALUE, {"--network": "network"})
+
+
+def read_plain_check(words: Sequence[str]) -> argparse.Namespace | None:
+    """The arguments of `runner check` for one manifest; None if argparse has to read them."""
+    found: dict[str, Any] = {"contract": None, "server": None, "config": None, "format": "text"}
+    with_value = {"--contract": "contract", "--server": "server"}
+    args = _read(words, found, ("manifests",), with_value, {})
+    if args is not None:
+        args.manifests = [args.manifests]
+    return args
+
+
 def _unset() -> dict[str, Any]:
-    """The options of both verbs, as they are if they are not given."""
+    """The options of a launch, as they are if they are not given."""
     return {
         "contract": None,
         "server": None,
@@ -62,9 +81,6 @@ def _unset() -> dict[str, Any]:
         "limits": [],
         "arguments": [],
         "config": None,
-        "secret": [],
-        "report": None,
-        "events": None,
     }
 
 

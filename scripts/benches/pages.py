@@ -147,6 +147,7 @@ _OTHERS = {
     "calls through a daemon, 32 at once": "32 at once, ",
     "memory of idle plugins of a daemon": "memory of idle plugins: ",
     "end": "the end of ",
+    "looking": "",
     "launch as binds grow": "",
     "launch with a network": "a launch, ",
     "throughput": "a download ",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import trio
 
-from runner.contracts.mcp.manifest import XSandboxTable
+from runner.contracts.mcp.tables import XSandboxTable
 from tests.conftest import ROOT, Caller
 from tests.published.places import Desk, make_desk
 from tests.published.servers import SERVERS

@@ -30,7 +30,6 @@ from sandbox.spec import Approval, is_variable_name
 from sandbox.speed.typed import Iterator
 
 NAME = "allow"
-HELP = "show what a plugin asks for, and allow it once and for all"
 EXAMPLE = "runner allow ./my-plugin"
 PASSES_ARGUMENTS = True
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 from runner import __version__
 from runner.cli.shared.text import say
 from runner.launch.command import Command
-from runner.launch.run import rehearse
+from runner.launch.rehearse import rehearse
 from runner.launch.stages import Invocation, Planned, limits_of
 from runner.outcome import EXIT
 from sandbox.attacks.attacks import ATTACKS, LAYERS, OUT_OF_MEMORY, SMALL, Attack, Control

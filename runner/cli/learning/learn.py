@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from sandbox.spec import Access
 
 NAME = "learn"
-HELP = "run a plugin in its cage, say what it missed there, and propose what to allow"
 EXAMPLE = """runner learn ./my-plugin --call demo_echo --input '{"text": "hello"}'"""
 PASSES_ARGUMENTS = True
 
@@ -203,7 +202,7 @@ def _learn_by_calls(
     from runner.cli.live.learn_calls import talk
     from runner.cli.shared.json_option import read_json_option
     from runner.contracts.registry import command_contract, find_contract
-    from runner.launch.run import rehearse
+    from runner.launch.rehearse import rehearse
 
     name = command_contract() if is_command(args) else contract_at_args(args)
     contract = None if name is None else find_contract(name)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import argparse
 
 NAME = "binding"
-HELP = "create, list, change, check, roll back or call bindings of a daemon's control plane"
 EXAMPLE = "runner binding set bind_1 --percent 25"
 MIXES_ARGUMENTS = True  # options may stand between the action and the id
 

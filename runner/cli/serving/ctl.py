@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import argparse
 
 NAME = "ctl"
-HELP = "start, stop, reset or reload a plugin of a daemon (runner serve), drain the daemon, or open its page"
 EXAMPLE = "runner ctl reset notes"
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 _OF_PLUGINS = ("start", "stop", "reset", "reload")

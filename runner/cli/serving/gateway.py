@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from runner.gateway.options import StdioOptions
 
 NAME = "gateway"
-HELP = "serve the tools of many plugins, of all contracts, as one MCP server on stdin and stdout"
 EXAMPLE = "runner gateway --config ./plugins --config ~/.cursor/mcp.json"
 PATH = "/mcp"  # of a daemon's door
 MISSING = "{} is missing; install it with pip install 'plugin-runner[gateway]'"

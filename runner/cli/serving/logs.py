@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import argparse
 
 NAME = "logs"
-HELP = "show what a plugin of a daemon (runner serve) wrote to its stderr"
 EXAMPLE = "runner logs --follow notes"
 
 

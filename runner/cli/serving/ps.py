@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import argparse
 
 NAME = "ps"
-HELP = "list the plugins of a daemon (runner serve) and their states"
 EXAMPLE = "runner ps --json"
 _TITLES = ("NAME", "STATE", "FOR", "CONTRACT", "CELLS", "PARKED", "CALLS", "RESTARTS", "REASON")
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from runner.serve.tls import DoorTls
 
 NAME = "serve"
-HELP = "keep plugins alive and serve calls to them on a socket"
 EXAMPLE = "runner serve --config ./plugins --config ./my-plugin"
 _LEAST_LEDGER, _MOST_LEDGER = 64 << 20, 1 << 40  # calls in flight alone may take 20 MiB
 

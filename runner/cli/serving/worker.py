@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     import argparse
 
 NAME = "worker"
-HELP = "take calls for plugins from a fleet (NATS JetStream), and run them here"
 EXAMPLE = "runner worker --nats nats://127.0.0.1:4222 --config ./plugins"
 _MOST_SLOTS = 1024
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from typing import TextIO
 
 from sandbox.document.diagnostic import Diagnostic, printable
 from sandbox.spec import Note
@@ -14,6 +13,8 @@ from sandbox.speed.typed import Iterable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import TextIO
+
     from runner.launch.stages import Stage
     from runner.outcome import Outcome
 

@@ -11,7 +11,6 @@ from runner.package.keys import format_line, make_key
 from sandbox.document.diagnostic import printable
 
 NAME = "keygen"
-HELP = "make a key that signs packages"
 EXAMPLE = "runner keygen ./release-key"
 
 _NOT_WRITTEN = 1

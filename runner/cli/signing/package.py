@@ -22,7 +22,6 @@ from sandbox.document.diagnostic import Diagnostic, DocumentError, printable
 from sandbox.paths.mounts import contains
 
 NAME = "package"
-HELP = "check and sign a plugin's folder; push it to a registry, pull it; import it into a control plane"
 EXAMPLE = "runner package verify ./my-plugin --trust /etc/runner/trusted-keys"
 MIXES_ARGUMENTS = True  # options may stand between the action and the folder
 

@@ -41,7 +41,13 @@ class AinbContract(Contract):
     )
     layout: Layout = "root"
     commands = AinbCommands()
-    verbs = (ContractVerb("render", "runner.contracts.ainb.verb_render", "draw the screen of a plugin"),)
+    verbs = (
+        ContractVerb(
+            "render",
+            "runner.contracts.ainb.verb_render",
+            "draw the screen of a plugin: in colour on a terminal, as text elsewhere",
+        ),
+    )
     example = Example("greeter", '{"argv": ["hello", "world"]}')
 
     def recognises(self, document: Document) -> bool:
@@ -56,7 +62,7 @@ class AinbContract(Contract):
         return read(document, home=home)
 
     def check_files(self, document: Document, plugin: Plugin | None) -> tuple[Diagnostic, ...]:
-        from runner.contracts.ainb.manifest import check_files
+        from runner.contracts.ainb.files import check_files
 
         return check_files(document, plugin)
 

@@ -21,7 +21,6 @@ from runner.protocol.dialect import Call
 from sandbox.document.diagnostic import printable
 
 NAME = "render"
-HELP = "draw the screen of a plugin: in colour on a terminal, as text elsewhere"
 EXAMPLE = "runner render ./dist/plugins/burndown --size 80x24 --keys 'down down enter'"
 
 _SIZE = re.compile(r"([0-9]{1,4})x([0-9]{1,4})\Z", re.ASCII)

@@ -46,7 +46,7 @@ class KagedContract(Contract):
         return read(document, home=home, options=options, config=config)
 
     def check_files(self, document: Document, plugin: Plugin | None) -> tuple[Diagnostic, ...]:
-        from runner.contracts.kaged.manifest import check_files
+        from runner.contracts.kaged.files import check_files
 
         return check_files(document, plugin)
 

@@ -15,7 +15,6 @@ from runner.contracts.kaged.knobs import Folders, path_requests, read_knobs
 from runner.contracts.kaged.terms import API_VERSION, CALL_SECONDS, HANDSHAKE_SECONDS, HEALTH_ANSWER_SECONDS
 from runner.manifest import model, sandbox_request, semver
 from runner.manifest.faults import Faults
-from runner.manifest.program import check_program
 from runner.manifest.table import Table
 from runner.plugin import Entrypoint, Plugin
 from sandbox import look
@@ -375,19 +374,6 @@ def _project(faults: Faults, options: Mapping[str, str]) -> tuple[str, str]:
         option = "--project-id" if options.get("project_id") else "--project"
         faults.option(option, "project_id", message, hint)
     return name, root
-
-
-def check_files(document: Document, plugin: Plugin | None) -> tuple[Diagnostic, ...]:
-    """The programs that the manifest names, where they are files of this machine."""
-    faults = Faults(document)
-    for word in Table(document.data).strings("command")[:1]:
-        check_program(faults, word.keys, word.text, os.path.dirname(document.path), "command_missing")
-    for item in Table(document.data).strings("capabilities"):
-        path = item.text.removeprefix("exec:").partition(":")[2]
-        if item.text.startswith("exec:") and not look.lexists(path):
-            message = f"{quoted(path)} does not exist here, so the plugin cannot be launched"
-            faults.warn(item.keys, "program_missing", message)
-    return faults.diagnostics()
 
 
 def json_schema() -> dict[str, object]:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from runner.contracts.kaged.declared import STORAGE_READ, STORAGE_WRITE
+from runner.contracts.kaged.host_methods import DELETE, GET, LIST, METHODS, SET
 from runner.contracts.kaged.storage import BUSY, DENIED, SqliteStore, key_fault
 from runner.plugin import Plugin
 from runner.protocol.dialect import Answer
@@ -18,7 +19,6 @@ from runner.protocol.host_services import Emit, HostError, KeyValueStore, Servic
 from runner.protocol.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND
 from sandbox.document.diagnostic import quoted
 
-GET, SET, DELETE, LIST = (f"kaged.storage.{name}" for name in ("get", "set", "delete", "list"))
 NEEDED: Mapping[str, str] = {GET: STORAGE_READ, LIST: STORAGE_READ, SET: STORAGE_WRITE, DELETE: STORAGE_WRITE}
 
 # Method -> its parameters, and whether each must be there.
@@ -34,7 +34,7 @@ PAGE_DEFAULT, PAGE_MOST = 100, 1000  # keys in one answer
 class StorageMethods:
     """The storage requests of a plugin with these capabilities in its manifest."""
 
-    METHODS: Mapping[str, str] = dict.fromkeys(NEEDED, "storage")
+    METHODS = METHODS
 
     def __init__(self, capabilities: Sequence[str]) -> None:
         self._capabilities = frozenset(capabilities)

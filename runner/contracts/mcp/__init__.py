@@ -174,7 +174,8 @@ class McpContract(Contract):
         ContractVerb(
             "install",
             "runner.contracts.mcp.verb_install",
-            "fetch the packages of npx and uvx servers once, and start them from a store from then on",
+            "fetch the packages of npx and uvx servers, or oci://… packages, once, and start them from a"
+            " store",
             "allow",
         ),
     )

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any
 
 from runner.contracts.contract import LaunchFault
 from runner.contracts.mcp.hosts.choice import choose, comments_remark, remarks_on
@@ -46,82 +44,6 @@ NAME_LIMIT = 128
 UNKNOWN = "sandbox_unknown_key"
 
 _VARIABLE = re.compile(r"\$\{[A-Za-z_][^}]*\}")
-_PATHS_SCHEMA: dict[str, Any] = {
-    "type": "array",
-    "items": {
-        "anyOf": [
-            {"type": "string"},
-            {
-                "type": "object",
-                "properties": {"path": {"type": "string"}, "optional": {"type": "boolean"}},
-                "required": ["path"],
-                "additionalProperties": False,
-            },
-        ]
-    },
-}
-
-
-class _Table(BaseModel):
-    model_config = model.TABLE
-
-
-def _paths(description: str) -> Any:
-    return Field(default=None, description=description, json_schema_extra=_PATHS_SCHEMA)
-
-
-class XSandboxTable(_Table):
-    """What the server asks of the cage."""
-
-    read: Any = _paths('Host paths to read: absolute or ~/…; {"path": …, "optional": true} may be missing.')
-    write: Any = _paths("Host paths to write. ${state_dir} is the server's own folder.")
-    network: Any = Field(
-        default=None,
-        description='"none" (default), "host", or a list of "name:port".',
-        json_schema_extra={
-            "anyOf": [{"enum": ["none", "host"]}, {"type": "array", "items": {"type": "string"}}]
-        },
-    )
-    env: list[str] | None = Field(default=None, description="Names of variables to pass on from the host.")
-    limits: Any = Field(default=None, json_schema_extra=sandbox_request.limits_schema())
-    seccomp: model.Seccomp | None = Field(default=None, description="System calls: strict, default, compat.")
-
-
-class ServerTable(_Table):
-    """One server."""
-
-    command: str | None = Field(
-        default=None, description="Program: on PATH, absolute, or relative with a slash."
-    )
-    args: list[str] | None = Field(
-        default=None,
-        description="Arguments. ${state_dir} is the server's own folder, ${plugin_dir} this file's.",
-    )
-    env: dict[str, str] | None = Field(
-        default=None, description="Variables to set. ${state_dir} and ${plugin_dir} are filled in."
-    )
-    cwd: str | None = Field(
-        default=None, description="Working directory. The launch is refused where it is not shown."
-    )
-    type: Literal["stdio", "http", "sse", "streamable-http", "streamableHttp", "ws"] | None = Field(
-        default=None, description="Only stdio can be hosted."
-    )
-    url: str | None = Field(default=None, description="Servers with a URL cannot be hosted.")
-    x_sandbox: XSandboxTable | None = Field(default=None, alias="x-sandbox")
-    # Keys of some clients, which the runner does not use.
-    description: Any = None
-    disabled: Any = None
-    timeout: Any = None
-    autoApprove: Any = None  # noqa: N815 (the clients' spelling)
-    alwaysAllow: Any = None  # noqa: N815
-    headers: Any = None
-
-
-class Manifest(BaseModel):
-    """mcp.json"""
-
-    model_config = ConfigDict(strict=True, defer_build=True)
-    mcpServers: dict[str, ServerTable] = Field(description="Servers by name.")  # noqa: N815
 
 
 def servers(document: Document) -> tuple[str, ...]:
@@ -230,6 +152,9 @@ def _value(document: Document, keys: KeyPath) -> Any:
 
 def _check_entry(faults: Faults, host: Host, server: HostServer, data: object) -> None:
     """Report what is wrong with an entry, and keys that neither the host nor the runner knows."""
+    # Imported here: `check` of a known manifest looks at its files only.
+    from runner.contracts.mcp import tables
+
     depth = len(server.keys)
 
     def strict(keys: KeyPath) -> str | None:
@@ -243,11 +168,11 @@ def _check_entry(faults: Faults, host: Host, server: HostServer, data: object) -
             known.pop("type", None)
             if not server.fault and "env" in known:
                 known["env"] = dict(server.env)
-        model.check(faults, ServerTable, known, server.keys, strict)
+        model.check(faults, tables.ServerTable, known, server.keys, strict)
     elif isinstance(data, dict) and "x-sandbox" in data:
-        model.check(faults, XSandboxTable, data["x-sandbox"], (*server.keys, "x-sandbox"), strict)
+        model.check(faults, tables.XSandboxTable, data["x-sandbox"], (*server.keys, "x-sandbox"), strict)
     elif host is GENERIC:
-        model.check(faults, ServerTable, data, server.keys, strict)
+        model.check(faults, tables.ServerTable, data, server.keys, strict)
     entry = data if isinstance(data, dict) else {}
     no_command = server.fault.startswith("has no ") and not server.argv and isinstance(data, dict)
     # The model has reported values that are no text.
@@ -496,4 +421,6 @@ def _network(faults: Faults, sandbox: Table) -> Network | None:
 
 
 def json_schema() -> dict[str, object]:
-    return model.editor_schema(Manifest, "mcp.json", closed=("XSandboxTable",))
+    from runner.contracts.mcp import tables
+
+    return model.editor_schema(tables.Manifest, "mcp.json", closed=("XSandboxTable",))

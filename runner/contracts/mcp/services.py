@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from runner.contracts.mcp.host_methods import METHODS as METHODS
 from runner.protocol.dialect import Answer
 from runner.protocol.host_services import Emit, HostError, Services, Why
 from runner.protocol.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS, METHOD_NOT_FOUND
-
-METHODS: Final[Mapping[str, str]] = {
-    "roots/list": "roots",
-    "sampling/createMessage": "sampling",
-    "elicitation/create": "elicitation",
-}
 
 # What the client did not declare (versions.py), so that a server must not ask for it.
 TOOL_KEYS: Final = ("tools", "toolChoice")

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from runner.plugin import Plugin
 
 NAME = "install"
-HELP = "fetch the packages of npx and uvx servers, or oci://… packages, once, and start them from a store"
 EXAMPLE = "runner install ~/.cursor/mcp.json"
 PASSES_ARGUMENTS = True
 SCHEMA = "runner.install.v1"
@@ -55,7 +54,7 @@ program, without the network."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = _ABOUT.format(help=HELP)
+    parser.description = _ABOUT.format(help=parser.description)
     parser.usage = f"{parser.prog} [options] FILE | oci://HOST/NAME:TAG | -- COMMAND [ARGS]"
     parser.add_argument(
         "file", nargs="?", metavar="FILE", help="a host's configuration, or oci://HOST/NAME:TAG"

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from runner.contracts.mcp.wrap.steps import Step
 
 NAME = "wrap"
-HELP = "change a host's configuration so that its servers run in a cage, or undo that"
 EXAMPLE = "runner wrap ~/.cursor/mcp.json --server github"
 
 _NOT_WRITTEN = 1
@@ -36,7 +35,7 @@ anything about it: let this command write entries, and check those of others wit
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = _ABOUT.format(help=HELP)
+    parser.description = _ABOUT.format(help=parser.description)
     parser.add_argument(
         "file", nargs="?", metavar="FILE", help="a host's configuration, such as ~/.cursor/mcp.json"
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
-from runner.contracts.nexo import exports, rules, tables, topics
+from runner.contracts.nexo import exports, rules, topics
 from runner.contracts.nexo.supervisor import lifecycle
 from runner.manifest import model, sandbox_request
 from runner.manifest.faults import Faults
@@ -39,6 +39,9 @@ def read(document: Document, *, home: str = "") -> tuple[Plugin | None, tuple[Di
     faults = Faults(document)
     if not _is_current(faults, document):
         return None, faults.diagnostics()
+    # Imported here: `check` of a known manifest looks at its files only.
+    from runner.contracts.nexo import tables
+
     model.check(faults, tables.Manifest, document.data, (), _strict)
     plugin = Table(document.data).table("plugin")
     rules.check(faults, plugin)
@@ -245,4 +248,6 @@ def _described(plugin: Table) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def json_schema() -> dict[str, object]:
+    from runner.contracts.nexo import tables
+
     return model.editor_schema(tables.Manifest, "nexo-plugin.toml", closed=("SandboxTable",))

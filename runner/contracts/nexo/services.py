@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from runner.contracts.nexo.host_methods import METHODS as METHODS
 from runner.protocol.dialect import Answer
 from runner.protocol.host_services import (
     Completion,
@@ -20,8 +21,6 @@ from runner.protocol.host_services import (
     Why,
 )
 from sandbox.document.diagnostic import quoted
-
-METHODS: Mapping[str, str] = {"memory.recall": "memory", "llm.complete": "llm", "broker.publish": "broker"}
 
 NOT_FOUND, INVALID_PARAMS, INTERNAL = -32601, -32602, -32603
 

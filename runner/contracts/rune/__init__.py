@@ -43,7 +43,7 @@ class RuneContract(Contract):
         return read(document, home=home)
 
     def check_files(self, document: Document, plugin: Plugin | None) -> tuple[Diagnostic, ...]:
-        from runner.contracts.rune.manifest import check_files
+        from runner.contracts.rune.files import check_files
 
         return check_files(document, plugin)
 

@@ -10,10 +10,8 @@ from pydantic import BaseModel, Field
 from runner.contracts.rune.terms import PROTOCOL, TIMEOUTS
 from runner.manifest import model, sandbox_request
 from runner.manifest.faults import Faults
-from runner.manifest.program import check_program
 from runner.manifest.table import Item, Table
 from runner.plugin import Entrypoint, Plugin
-from sandbox import look
 from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
 from sandbox.document.read import Document, parse, read_bounded
 from sandbox.spec import EnvRequest, KeyPath, SandboxSpec
@@ -192,24 +190,6 @@ def _inside(faults: Faults, process: Table, name: str, path: str, root: str) -> 
         hint = "name a program of the system without a slash or by its absolute path"
         faults.error(keys, "path_outside", message, hint if name == "command" else "")
     return joined
-
-
-def check_files(document: Document, plugin: Plugin | None) -> tuple[Diagnostic, ...]:
-    """The contract's last rule: the bundle's own directory and command exist.
-
-    Programs of the system are not looked for: the bundle may be checked on another machine than it runs on.
-    """
-    faults = Faults(document)
-    root, process = os.path.dirname(document.path), Table(document.data).table("process")
-    named = (process.string("dir") or "").strip()
-    if named and not look.isdir(directory := os.path.join(root, named)):
-        fact = "is not a directory" if look.lexists(directory) else "does not exist"
-        hint = "it is relative to the bundle's folder"
-        faults.error(process.at("dir"), "process_dir_missing", f"process.dir {quoted(named)} {fact}", hint)
-    command = (process.string("command") or "").strip()
-    if "/" in command and not command.startswith("/"):  # relative to the bundle, not to process.dir
-        check_program(faults, process.at("command"), command, root, "process_command_missing")
-    return faults.diagnostics()
 
 
 def catalogue(plugin: Plugin) -> list[dict[str, Any]]:

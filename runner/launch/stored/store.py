@@ -123,7 +123,7 @@ def _require_storable(planned: Planned) -> None:
 
 def encode_plan(planned: Planned, asked: Questions, request: LaunchRequest) -> bytes:
     """Returns the content of the file. Raises NotStored if it would contain a secret."""
-    _note_code(asked)
+    note_code(asked)
     unit = unit_of_plan(planned, asked.facts)
     if unit is not None:
         raw = _encode(planned, asked, request, unit)
@@ -193,7 +193,7 @@ def _with_blanks(plain: Any, numbers: dict[str, int], secrets: list[str]) -> Any
     return plain
 
 
-def _note_code(asked: Questions) -> None:
+def note_code(asked: Questions) -> None:
     """Our own code decided it: in a checkout it changes without a new version."""
     for name, module in tuple(sys.modules.items()):
         if name.partition(".")[0] in _PACKAGES:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.cli.explain import _never_dialled
+from runner.cli.shared.reachable_hosts import _never_dialled
 from sandbox.network import addresses
 from tests.conftest import ROOT, Caller
 from tests.tables import one_case

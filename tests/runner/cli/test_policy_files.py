@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from runner.cli.check import is_policy
+from runner.cli.shared.policy_file import is_policy
 from sandbox.policy.parse import parse_policy
 from sandbox.policy.schema import policy_schema
 from tests.conftest import ROOT, Caller

@@ -344,7 +344,7 @@ def test_fish_completes_servers_and_describes(runner_as_user: Caller, typed: Pat
         done = subprocess.run(["fish", "--no-config", "-c", code], capture_output=True, text=True, env=home)
         return dict(each.partition("\t")[::2] for each in done.stdout.splitlines())
 
-    assert offered("runner expl") == {"explain": verb_module("explain").HELP}
+    assert offered("runner expl") == {"explain": verb_help("explain")}
     assert set(offered(f"runner exec {typed}/mcp.json --server al")) == {"alpha", "alpine"}
     assert set(offered(f"runner call {typed}/plugin.toml demo_")) == {"demo_one", "demo_two"}
     assert offered("runner run --rea") == {"--read": "show it a file or folder, read-only"}
@@ -364,9 +364,9 @@ def test_zsh_completes_servers_and_describes(runner_as_user: Caller, typed: Path
         (f"\x15runner call {typed}/plugin.toml demo_\t\t", "demo_two"),
         ("\x15runner run --rea\t /etc\x01echo \x05\n", "run --read /etc"),
         ("\x15runner run --re\t\t", "show it a file or folder"),
-        ("\x15runner ex\t\t", verb_module("explain").HELP[:30]),
+        ("\x15runner ex\t\t", verb_help("explain")[:30]),
         shell=("/usr/bin/zsh", "-f", "-i"),
     )
     assert "alpha" in shown and "alpine" in shown
     assert "show it a file or folder, read-only" in shown
-    assert verb_module("exec").HELP[:30] in shown and verb_module("explain").HELP[:30] in shown
+    assert verb_help("exec")[:30] in shown and verb_help("explain")[:30] in shown

@@ -39,7 +39,7 @@ def made_plan(manifest: str) -> str:
     """A plan without what was decided before it, as text."""
     import os
 
-    from runner.launch.run import rehearse
+    from runner.launch.rehearse import rehearse
     from runner.launch.stages import Invocation
     from sandbox.speed.codec import pack
 

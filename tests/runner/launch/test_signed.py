@@ -17,8 +17,9 @@ import pytest
 from runner.launch import signed
 from runner.launch.prepare import decide
 from runner.launch.read import load
+from runner.launch.rehearse import rehearse
 from runner.launch.report import notes
-from runner.launch.run import rehearse, run
+from runner.launch.run import run
 from runner.launch.signed import check_package, require_copy_mounted
 from runner.launch.stages import Decided, Invocation, Stopwatch
 from runner.outcome import EXEC_DEADLINE, EXEC_REFUSED, Failure

@@ -74,8 +74,8 @@ def made_plan(given: dict[str, Any]) -> dict[str, Any]:
     import json
     import os
 
+    from runner.launch.rehearse import rehearse
     from runner.launch.report import report
-    from runner.launch.run import rehearse
     from runner.launch.stages import Invocation, decode_planned, encode_planned
     from runner.outcome import Outcome
     from sandbox.spec import Overrides
@@ -317,7 +317,7 @@ def test_a_phase_that_goes_on_is_one_phase() -> None:
 def failed(manifest: str, policy: str, state: str | None) -> list[Any]:
     import os
 
-    from runner.launch.run import rehearse
+    from runner.launch.rehearse import rehearse
     from runner.launch.stages import Invocation
     from runner.outcome import Failure
 

@@ -36,7 +36,7 @@ def confined(given: dict[str, Any]) -> dict[str, Any]:
     from runner.launch.plan import plan
     from runner.launch.prepare import decide
     from runner.launch.read import load
-    from runner.launch.run import rehearse
+    from runner.launch.rehearse import rehearse
     from runner.launch.sources import Sources
     from runner.launch.stages import Invocation, Stopwatch
     from runner.launch.stdio import connect_caller

@@ -3,6 +3,7 @@ makes a launch fail."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from runner.contracts import nexo
 from runner.manifest import cache as manifest_cache
-from runner.manifest.load import load
+from runner.manifest.load import load, load_all
 from runner.plugin import Entrypoint, Plugin
 from sandbox import cache
 from sandbox.document.diagnostic import Diagnostic
@@ -319,3 +321,41 @@ def test_a_second_launch_imports_no_model(tmp_path: Path) -> None:
         for _ in range(2)
     ]
     assert "pydantic" in seen[0] and seen[1] == []
+
+
+def test_check_takes_a_known_manifest_and_looks_at_its_files(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = tmp_path / "nexo-plugin.toml"
+    manifest.write_text(f'{NEXO}[plugin.entrypoint]\ncommand = "./program"\n')
+    program = tmp_path / "program"
+    program.touch(0o755)
+    [first] = load_all(str(manifest))
+    assert first.plugin is not None and len(stored(folder)) == 1
+
+    def read(*_: Any, **__: Any) -> Any:
+        raise AssertionError("it is known")
+
+    monkeypatch.setattr(nexo.CONTRACT, "read", read, raising=False)
+    assert load_all(str(manifest)) == (first,)
+    assert load(str(manifest)).plugin == first.plugin  # a launch knows it too
+    program.unlink()
+    [again] = load_all(str(manifest))
+    assert again.plugin is None and [each.rule for each in again.diagnostics] == ["program_missing"]
+    [refused] = load_all(str(manifest), config="{}")  # which no key of the cache covers
+    assert "config_foreign" in [each.rule for each in refused.diagnostics]
+    manifest.write_text(manifest.read_text() + "\n")
+    with pytest.raises(AssertionError, match="it is known"):
+        load_all(str(manifest))
+
+
+@pytest.mark.parametrize(("count", "entries"), [(16, 16), (17, 0)])
+def test_a_file_with_many_plugins_pushes_out_no_others(
+    folder: Path, tmp_path: Path, count: int, entries: int
+) -> None:
+    servers = {f"s{number}": {"command": "/bin/true"} for number in range(count)}
+    manifest = tmp_path / "mcp.json"
+    manifest.write_text(json.dumps({"mcpServers": servers}))
+    read = load_all(str(manifest))
+    assert [each.plugin is not None for each in read] == [True] * count
+    assert len(stored(folder)) == entries

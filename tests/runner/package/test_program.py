@@ -13,7 +13,7 @@ import pytest
 from runner.launch.plan import plan
 from runner.launch.prepare import decide
 from runner.launch.read import load
-from runner.launch.run import rehearse
+from runner.launch.rehearse import rehearse
 from runner.launch.signed import check_package
 from runner.launch.sources import Sources
 from runner.launch.stages import Invocation, Planned, Stopwatch

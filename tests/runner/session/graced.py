@@ -33,7 +33,8 @@ from runner.protocol.dialect import (
     Violation,
 )
 from runner.protocol.frames import LineFramer
-from runner.protocol.host_services import NoHostMethods, ServiceGuard, Services
+from runner.protocol.host_services import NoHostMethods, Services
+from runner.protocol.service_guard import ServiceGuard
 from runner.session.pending import Deadline
 from runner.session.session import Session
 from sandbox.spec import Limits, SandboxSpec

@@ -15,7 +15,8 @@ from runner.launch.remote.messages import MonitorEnd, Terms
 from runner.launch.remote.pipe import PipeReader
 from runner.outcome import Outcome
 from runner.protocol.dialect import Setting
-from runner.protocol.host_services import Emit, NoHostMethods, ServiceGuard, Services
+from runner.protocol.host_services import Emit, NoHostMethods, Services
+from runner.protocol.service_guard import ServiceGuard
 from runner.session.session import Session
 from sandbox.spec import Limits
 from tests.runner.contracts.kaged.conversation import NOTES, WELCOME, answer, error

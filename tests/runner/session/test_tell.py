@@ -21,8 +21,9 @@ from runner.launch.remote.messages import Terms
 from runner.protocol.bus import Room
 from runner.protocol.dialect import Answer, Call, Setting
 from runner.protocol.header_frames import HeaderFramer, header_frame
-from runner.protocol.host_services import Emit, ServiceGuard, Services, Tell, Why
+from runner.protocol.host_services import Emit, Services, Tell, Why
 from runner.protocol.memory import DELIVERIES
+from runner.protocol.service_guard import ServiceGuard
 from runner.protocol.wire import decode, encode
 from runner.session.arrears import MOST_CALL_SECONDS, MOST_SECONDS, STEP_SECONDS
 from runner.session.session import Session

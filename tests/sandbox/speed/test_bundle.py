@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from runner.contracts.registry import contract_names
 from sandbox.speed.bundle_parts import PARTS
 from tests.conftest import ROOT, Caller
 from tests.tables import one_case
@@ -145,8 +146,8 @@ def _files(root: Path) -> dict[str, tuple[int, int, int]]:
 
 @pytest.mark.parametrize(
     "parts",
-    [("launch", "decide"), ("launch", "state"), ("call", "session")],
-    ids=["launch", "state", "call"],
+    [("launch", "decide"), ("launch", "state"), ("call", "session"), ("explain",)],
+    ids=["launch", "state", "call", "explain"],
 )
 def test_modules_are_as_if_imported(checkout: Checkout, parts: tuple[str, ...]) -> None:
     checkout.run(parts=parts)
@@ -423,3 +424,27 @@ def test_the_bundles_have_what_a_call_loads(
     more = {name for name in loaded - listed if not name.startswith("runner.contracts.mcp")}
     assert more - _BEFORE - {"runner.__main__"} == set()
     assert listed - loaded - {"sandbox.speed.late_site", "runner.cli.call"} == set()
+
+
+def test_the_bundle_has_what_explain_loads(
+    runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path]
+) -> None:
+    manifest = write_file(
+        plugin_dir / "plugin/nexo-plugin.toml",
+        '[plugin]\nid = "quick"\nversion = "1.0.0"\nname = "Quick"\ndescription = "ends at once"\n'
+        'min_nexo_version = ">=0.1"\n[plugin.entrypoint]\ncommand = "/bin/true"\n',
+    )
+    runner_as.give(plugin_dir)
+    first = runner_as("explain", manifest)  # reads, validates and remembers
+    assert first.returncode == 0, first.stderr
+    start = (*runner_as.prefix, *runner_as.python, "-S", "-X", "importtime", "-c")
+    env = {**runner_as.environ, "PYTHONPATH": str(ROOT)}
+    argv = [*start, "from runner.cli import entry; entry()", "explain", str(manifest)]
+    done = subprocess.run(argv, capture_output=True, text=True, env=env, cwd="/")
+    assert (done.returncode, done.stdout) == (0, first.stdout), done.stderr
+    loaded = {name for name in _loaded(done.stderr) if name.partition(".")[0] in ("runner", "sandbox")}
+    listed = set(PARTS["explain"])
+    # The modules of a contract are in no bundle: no list names contracts.
+    of_contracts = tuple(f"runner.contracts.{name}" for name in contract_names())
+    assert {name for name in loaded - listed if not name.startswith(of_contracts)} - _BEFORE == set()
+    assert listed - loaded - {"sandbox.speed.late_site", "runner.cli.explain"} == set()

@@ -1,4 +1,4 @@
-"""The usual words of `runner exec` and `runner call` mean the same without argparse."""
+"""The usual words of `runner exec`, `call`, `explain` and `check` mean the same without argparse."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from runner.cli import verb_parser
 from runner.cli.call import read_usual
-from sandbox.speed.plain import read_plain
+from sandbox.speed.plain import read_plain, read_plain_check, read_plain_explain
 
 
 class Verb(NamedTuple):
@@ -24,6 +24,8 @@ class Verb(NamedTuple):
 
 EXEC = Verb(verb_parser("exec"), read_plain)
 CALL = Verb(verb_parser("call"), read_usual)
+EXPLAIN = Verb(verb_parser("explain"), read_plain_explain)
+CHECK = Verb(verb_parser("check"), read_plain_check)
 
 words = st.lists(
     st.sampled_from(
@@ -48,6 +50,7 @@ words = st.lists(
             *("--events=e", "--events=", "3"),
             *("--context={}", "--kind=tool", "--secrets=-", "--input=-"),
             *("--env=A=1", "--tty", "--inspect", "--deadline", "3", "--help", "-h", "--secret=a=@b", "@x"),
+            *("--network", "--network=1", "--format", "--format=json", "json", "--config={}"),
         ]
     ),
     max_size=6,
@@ -63,7 +66,7 @@ def by_argparse(verb: Verb, found: list[str]) -> dict[str, Any] | None:
             return None
 
 
-@pytest.mark.parametrize("verb", [EXEC, CALL], ids=["exec", "call"])
+@pytest.mark.parametrize("verb", [EXEC, CALL, EXPLAIN, CHECK], ids=["exec", "call", "explain", "check"])
 @given(words)
 def test_what_is_understood_means_the_same(verb: Verb, found: list[str]) -> None:
     plain = verb.read(found)
@@ -89,6 +92,8 @@ def test_what_is_understood_means_the_same(verb: Verb, found: list[str]) -> None
         (CALL, ["m.toml", "greet", "--input", '{"a": "-"}', "--json"]),
         (CALL, ["--events", "3", "m.toml", "--report=r.json", "--policy", "strict", "greet", "--input=-"]),
         (CALL, ["m.toml", "--timeout", "3", "greet", "--context={}", "--server", "a"]),
+        (EXPLAIN, ["--policy", "strict", "m.toml", "--network", "--state-dir=/s"]),
+        (CHECK, ["m.toml", "--contract", "mcp", "--server=a"]),
     ],
 )
 def test_the_usual_words_are_understood(verb: Verb, found: list[str]) -> None:
@@ -108,6 +113,8 @@ def test_the_usual_words_are_understood(verb: Verb, found: list[str]) -> None:
         *((CALL, ["m", "a", "--input", "-"]), (CALL, ["m", "a", "--json=1"])),
         *((CALL, ["m", "a", "--kind=x"]), (CALL, ["m", "a", "--env=A=1"]), (CALL, ["m", "a", "--help"])),
         *((CALL, ["m", "a", "--"]), (CALL, ["a", "--", "program"])),
+        *((EXPLAIN, ["m", "--format", "json"]), (EXPLAIN, ["--", "program"]), (EXPLAIN, ["m", "--report=r"])),
+        *((CHECK, ["m", "n"]), (CHECK, ["m", "--format=json"]), (CHECK, ["m", "--policy=p"])),
     ],
 )
 def test_the_rest_is_left_to_argparse(verb: Verb, found: list[str]) -> None:

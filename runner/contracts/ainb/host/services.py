@@ -50,6 +50,7 @@ from runner.contracts.ainb.host.params import (
 )
 from runner.contracts.ainb.host.snapshots import SnapshotClient
 from runner.contracts.ainb.host.sockets import UnixSockets
+from runner.contracts.ainb.host_methods import METHODS
 from runner.contracts.ainb.payload import decode, encode
 from runner.contracts.ainb.terms import ACTION_SECONDS
 from runner.plugin import Allowance, Plugin
@@ -72,13 +73,6 @@ NEEDED: Mapping[str, str] = {
     **dict.fromkeys((SET_ACTIVE, SET_DEFAULT, CREATE, DELETE), "workspace:write"),
 }
 
-# Method -> field of Services.
-_FIELD_OF = {
-    **dict.fromkeys((GET, PUBLISH, SUBSCRIBE, INVOKE, STREAM, STREAM_CANCEL), "bus"),
-    **dict.fromkeys((READ_DIR, READ_FILE), "files"),
-    LOG: "log_level",
-}
-
 _NAME_MOST = 200  # characters of a plugin's word in a message
 _REASON_MOST = 4096  # characters of a notice's reason
 
@@ -86,7 +80,7 @@ _REASON_MOST = 4096  # characters of a notice's reason
 class AinbMethods:
     """The host methods of one session."""
 
-    METHODS: Mapping[str, str] = {method: _FIELD_OF.get(method, "") for method in FIELDS}
+    METHODS = METHODS
     # Separate queues, so that quick requests do not wait for slow ones.
     LONG: Mapping[str, tuple[str, int]] = {
         **dict.fromkeys((GET, READ_DIR, READ_FILE), ("read", 1)),

@@ -5,7 +5,6 @@ import sys
 from runner.manifest.load import load
 
 NAME = "recite"
-HELP = "print the tools of a toy without starting it"
 EXAMPLE = "runner recite ./my-toy"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from runner.contracts.kaged import manifest
+from runner.contracts.kaged import files, manifest
 from runner.contracts.kaged.declared import DeclaredTool, declared_by
 from runner.plugin import Entrypoint, Plugin
 from sandbox.document.diagnostic import Diagnostic
@@ -476,12 +476,12 @@ def test_files_that_the_manifest_names(tmp_path: Path) -> None:
     document = parse(f"{tmp_path}/kaged-plugin.yaml", json.dumps(data).encode(), "yaml")
     found, _ = manifest.read(document)
     assert found is not None
-    assert [d.rule for d in manifest.check_files(document, found)] == ["command_missing", "program_missing"]
+    assert [d.rule for d in files.check_files(document, found)] == ["command_missing", "program_missing"]
     (tmp_path / "plugin.py").touch(0o644)
-    rules = [d.rule for d in manifest.check_files(document, found)]
+    rules = [d.rule for d in files.check_files(document, found)]
     assert rules == ["program_not_executable", "program_missing"]
     (tmp_path / "plugin.py").chmod(0o755)
-    assert [d.rule for d in manifest.check_files(document, found)] == ["program_missing"]
+    assert [d.rule for d in files.check_files(document, found)] == ["program_missing"]
 
 
 def test_the_editors_schema_accepts_what_we_accept() -> None:

@@ -13,22 +13,14 @@ import pytest
 from runner.contracts.kaged import database, storage
 from runner.contracts.kaged.declared import STORAGE_READ as READ
 from runner.contracts.kaged.declared import STORAGE_WRITE as WRITE
-from runner.contracts.kaged.services import (
-    DELETE,
-    GET,
-    LIST,
-    PAGE_DEFAULT,
-    PAGE_MOST,
-    PARAMS,
-    SET,
-    StorageMethods,
-    provide,
-)
+from runner.contracts.kaged.host_methods import DELETE, GET, LIST, SET
+from runner.contracts.kaged.services import PAGE_DEFAULT, PAGE_MOST, PARAMS, StorageMethods, provide
 from runner.contracts.kaged.storage import KEY_MOST_BYTES, VALUE_MOST_BYTES, SqliteStore
 from runner.plugin import Plugin
 from runner.protocol.dialect import Answer, HostCall
-from runner.protocol.host_services import CONCURRENT, WAITING, Granted, HostError, ServiceGuard, Services
+from runner.protocol.host_services import Granted, HostError, Services
 from runner.protocol.jsonrpc import INVALID_PARAMS, METHOD_NOT_FOUND
+from runner.protocol.service_guard import CONCURRENT, WAITING, ServiceGuard
 from sandbox.spec import SandboxSpec
 from tests.conftest import ROOT
 

@@ -9,7 +9,8 @@ import pytest
 
 from runner.contracts.mcp import services as mcp
 from runner.protocol.dialect import Answer, HostCall
-from runner.protocol.host_services import CONCURRENT, HostError, ServiceGuard, Services
+from runner.protocol.host_services import HostError, Services
+from runner.protocol.service_guard import CONCURRENT, ServiceGuard
 
 ROOTS, SAMPLING, ELICITATION = "roots/list", "sampling/createMessage", "elicitation/create"
 QUESTION = {"messages": [], "maxTokens": 5}

@@ -10,7 +10,8 @@ import trio.testing
 
 from runner.contracts.nexo import services
 from runner.protocol.dialect import Answer, HostCall
-from runner.protocol.host_services import CONCURRENT, WAITING, Completion, HostError, ServiceGuard, Services
+from runner.protocol.host_services import Completion, HostError, Services
+from runner.protocol.service_guard import CONCURRENT, WAITING, ServiceGuard
 
 pytestmark = pytest.mark.trio
 

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from runner.contracts.rune import manifest
+from runner.contracts.rune import files, manifest
 from runner.plugin import Entrypoint, Plugin
 from sandbox.document.diagnostic import Diagnostic
 from sandbox.document.read import parse
@@ -181,7 +181,7 @@ def missing(folder: Path, process: dict[str, str]) -> list[tuple[str, int, int]]
     document = parse(str(folder / "rterm-plugin.json"), text.encode(), "json")
     found, diagnostics = manifest.read(document)
     assert found is not None and diagnostics == ()  # by its text alone it is right
-    return [(d.rule, d.line, d.column) for d in manifest.check_files(document, found)]
+    return [(d.rule, d.line, d.column) for d in files.check_files(document, found)]
 
 
 def test_the_bundles_own_directory_and_command_have_to_be_there(tmp_path: Path) -> None:

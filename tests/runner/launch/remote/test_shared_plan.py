@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from runner.launch.rehearse import rehearse
 from runner.launch.remote import shared_plan
 from runner.launch.remote.shared_plan import GivenSources, surroundings, take
-from runner.launch.run import rehearse
 from runner.launch.stages import Invocation
 from sandbox.limits.cgroup_survey import survey
 from sandbox.paths.mounts import read_mounts

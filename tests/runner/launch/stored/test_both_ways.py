@@ -85,7 +85,7 @@ def same_plan(manifest: str, server: str | None) -> dict[str, Any]:
     """A plan through its file: is what comes out what went in?"""
     import os
 
-    from runner.launch.run import rehearse
+    from runner.launch.rehearse import rehearse
     from runner.launch.stages import Invocation
     from runner.launch.stored.entry import read, request_of
     from runner.launch.stored.run import planned_of

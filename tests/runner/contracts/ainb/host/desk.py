@@ -13,7 +13,8 @@ from runner.contracts.ainb.payload import decode, encode
 from runner.plugin import Allowance, Plugin
 from runner.protocol.bus import SnapshotBus
 from runner.protocol.dialect import Answer, Call, HostCall, Notice
-from runner.protocol.host_services import HostError, ServiceGuard, Services
+from runner.protocol.host_services import HostError, Services
+from runner.protocol.service_guard import ServiceGuard
 from sandbox.spec import SandboxSpec
 
 EVERYTHING = ("*",)

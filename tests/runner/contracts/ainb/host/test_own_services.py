@@ -15,7 +15,7 @@ from runner.contracts.ainb.host import files, network
 from runner.contracts.ainb.payload import decode
 from runner.library import DirectoryEntry, Fetched, Granted, HostError, Services
 from runner.plugin import Allowance
-from runner.protocol.host_services import ServiceGuard
+from runner.protocol.service_guard import ServiceGuard
 from tests.runner.contracts.ainb.host.desk import Desk, make_plugin
 
 pytestmark = pytest.mark.trio

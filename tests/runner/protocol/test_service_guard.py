@@ -9,16 +9,8 @@ import pytest
 import trio
 
 from runner.protocol.dialect import Answer, HostCall
-from runner.protocol.host_services import (
-    CONCURRENT,
-    WAITING,
-    Emit,
-    HostError,
-    NoHostMethods,
-    ServiceGuard,
-    Services,
-    Why,
-)
+from runner.protocol.host_services import Emit, HostError, NoHostMethods, Services, Why
+from runner.protocol.service_guard import CONCURRENT, WAITING, ServiceGuard
 
 
 class Everything:
