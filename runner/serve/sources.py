@@ -10,7 +10,7 @@ import hashlib
 import os
 
 from runner.contracts.registry import all_contracts
-from runner.manifest.load import contract_at, find, load, servers_at
+from runner.manifest.load import find, load, servers_at
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import Diagnostic, DocumentError, printable
 from sandbox.policy.load import trust_fault
@@ -107,10 +107,9 @@ def _read(path: str, faults: list[SourceFault]) -> list[PluginSource]:
         # What it was is no answer: the next start would read it again.
         faults.append(SourceFault(path, f"it is not used: {fault[0]}; {fault[1]}", keeps=False))
         return []
-    contract = contract_at(path)
-    servers: tuple[str | None, ...] = servers_at(path) if contract is not None else ()
+    servers: tuple[str | None, ...] = servers_at(path) or (None,)
     found = []
-    for server in servers or (None,):
+    for server in servers:
         read = load(path, server=server)
         if read.plugin is None:
             errors = [each for each in read.diagnostics if each.severity == "error"] or read.diagnostics

@@ -223,7 +223,8 @@ def contract_at_args(args: argparse.Namespace) -> str | None:
     from runner.manifest.load import contract_at
 
     several = getattr(args, "manifests", None)  # of `check`: the first counts
-    return contract_at(several[0] if several else args.manifest, args.contract)
+    server = getattr(args, "server", None)
+    return contract_at(several[0] if several else args.manifest, args.contract, server)
 
 
 def _file_text(flag: str, path: str) -> str:
