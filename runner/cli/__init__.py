@@ -419,9 +419,9 @@ def _takes_command(module: Verb) -> TypeGuard[CommandVerb]:
 
 def _top(words: list[str]) -> int:
     if words and words[0] in ("--version", "-V"):
-        from runner import __version__
+        from runner.build import build_version
 
-        print(f"runner {__version__}")
+        print(f"runner {build_version()}")
         return 0
     from runner.cli.shared.text import say
 
