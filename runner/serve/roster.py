@@ -20,6 +20,7 @@ from runner.approvals.names import NameRecord
 from runner.approvals.record import ApprovalsUnusable, approvals_folder
 from runner.approvals.tools import tools_folder
 from runner.contracts.registry import find_contract
+from runner.exceptions import InvalidCall, PluginFailure
 from runner.launch.prepare import decide
 from runner.launch.read import load
 from runner.launch.report import report
@@ -27,16 +28,18 @@ from runner.launch.run import rehearse
 from runner.launch.stages import Stage, Stopwatch
 from runner.ledger.file import LedgerUnusable
 from runner.ledger.ledger import Ledger
-from runner.ledger.rows import Effect
+from runner.ledger.rows import Delivery, Effect, hook_context
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.spec import Spec, Status
 from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import EXIT, Failure, Outcome
+from runner.protocol.dialect import Call, CallRefused, Refusal
 from runner.protocol.host_services import Services
 from runner.protocol.secrets import Secrets
 from runner.serve.claims import place_of, settle
 from runner.serve.settings import PluginSettings, ServedPlugin, Settings
 from runner.serve.sources import PluginSource, SourceFault, SourceScan, fault_of, scan
+from runner.session.prepared import complete_call
 from sandbox.identity.state import state_root
 from sandbox.policy.load import policy_folders
 from sandbox.spec import Denial, Limits
@@ -44,6 +47,7 @@ from sandbox.speed.value import NamedTuple
 
 _MOST_DENIALS = 5  # that a reason names
 _MOST_READS = 5  # of one reload, while new folders turn up
+_TRIED = f"call_{'0' * 24}"  # the id of a call that is only tried
 
 
 class _Entry(NamedTuple):
@@ -301,6 +305,32 @@ class Roster:
             for each, plugin in plugins.items()
             for hook in find_contract(plugin.contract).hooks_for(plugin, event)
         ]
+
+    async def try_hook(self, delivery: Delivery) -> None:
+        """Check a delivery as its first attempt would, and start nothing. Raises PluginError and
+        PluginFailure."""
+        entry = self._entries.get(delivery.plugin)
+        if entry is not None:
+            await trio.to_thread.run_sync(self._try_hook, entry, delivery)
+
+    def _try_hook(self, entry: _Entry, delivery: Delivery) -> None:
+        plugin, known = entry.source.plugin, self.context_keys(delivery.plugin)
+        contract, context = find_contract(plugin.contract), hook_context(delivery, known, 1, _TRIED)
+        call = Call("hook", delivery.hook, json.loads(delivery.event), context or {})
+        if "hook" not in contract.calls:
+            message = f"the contract {contract.name} has no hooks"
+            raise InvalidCall(Refusal(0, "unsupported", message, "unsupported"))
+        if contract.prepared_calls is not None:
+            spec = self._spec(entry)
+            complete_call(spec.invocation(), call, secrets=spec.secrets, config=spec.config)
+            return
+        try:
+            contract.check_hook(plugin, call)
+        except CallRefused as refused:
+            event = refused.event
+            if isinstance(event, Refusal):
+                raise InvalidCall(event) from None
+            raise PluginFailure(Outcome(event.code, "call", event.message, event.cause, event.hint)) from None
 
     def context_keys(self, name: str, kind: str = "hook") -> Sequence[str]:
         """The keys of the context of a call of this kind, by the plugin's contract."""
