@@ -250,16 +250,26 @@ def _shape(read: ManifestRead, options: Mapping[str, str]) -> ManifestRead:
     return ManifestRead(plugin, read.diagnostics + diagnostics)
 
 
-def contract_at(path: str, chosen: str | None = None, server: str | None = None) -> str | None:
+def contract_at(
+    path: str, chosen: str | None = None, server: str | None = None, text: bytes | None = None
+) -> str | None:
     """The name of a manifest's contract, read with as little work as possible. None: it has none, or the
-    manifest has a fault, which `load` reports. `server`: the one that `load` will be asked for."""
+    manifest has a fault, which `load` reports. `server`, `text`: those that `load` will be asked for."""
     try:
         found = find(path, chosen)
         if found.contract is not None:
             return found.contract
-        raw = _bytes_of(found.path)
+        raw = _bytes_of(found.path) if text is None else text
         cached = cache.load(cache.key(found.path, raw, None, server, _home()))
         return _recognise(found, raw)[0] if cached is None else cached[0].contract
+    except DocumentError:
+        return None
+
+
+def text_at(path: str) -> bytes | None:
+    """The text of a manifest, for `load`; None if it cannot be read."""
+    try:
+        return _bytes_of(find(path).path)
     except DocumentError:
         return None
 

@@ -25,7 +25,7 @@ from runner.launch.prepare import decide
 from runner.launch.read import load
 from runner.launch.report import report
 from runner.launch.run import rehearse
-from runner.launch.stages import Stage, Stopwatch
+from runner.launch.stages import HeldManifest, Stage, Stopwatch
 from runner.ledger.file import LedgerUnusable
 from runner.ledger.ledger import Ledger
 from runner.ledger.rows import Delivery, Effect, hook_context
@@ -186,6 +186,8 @@ class Roster:
         wanted = {}
         for source in sources:
             known = self._entries.get(source.name)
+            if known is not None and known.source.digest == source.digest:
+                source = source._replace(text=known.source.text)  # only its comments are others
             fields: Mapping[str, Any] | None = given.plugins.get(source.name, {})
             if given.faulty:
                 fields = known.settings if known is not None and _same(known, _Entry(source, None)) else None
@@ -217,7 +219,7 @@ class Roster:
         source = entry.source
         return Spec(
             source.name,
-            source.path,
+            HeldManifest(source.path, source.text) if source.text else source.path,
             server=source.server,
             policy=self._policy,
             environ=self._environ,

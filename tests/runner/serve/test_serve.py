@@ -478,6 +478,19 @@ def test_a_changed_configuration_is_followed_and_a_bad_file_keeps_its_plugins(
         assert fault["path"] == str(shelf / "plugins/words") and fault["message"]
         assert set(served.states()) == {"greeter", "second", "acme.devkit"}
         assert served.call("greeter", "greet", {"name": "x"})[0] == 200
+        # Also where it has to be started again, and where each call has a process of its own.
+        assert served.ask("POST", "/plugins/greeter/stop")[0] == 200
+        assert served.ask("POST", "/plugins/greeter/start")[1]["state"] == "ready"
+        manifest = shelf / "plugins/devkit/vai-plugin.toml"
+        whole = manifest.read_text()
+        manifest.write_text("[[")
+        assert wait_for(lambda: len(served.ask("GET", "/health")[1]["configuration"]) == 2)
+        assert served.call("acme.devkit", "peek", {})[0] == 200
+        assert served.ask("POST", "/deliveries", HOOK)[0] == 202
+        manifest.write_text(whole.replace('id = "peek"', 'id = "look"'))
+        assert wait_for(lambda: len(served.ask("GET", "/health")[1]["configuration"]) == 1)
+        assert served.call("acme.devkit", "peek", {})[0] == 404
+        assert served.call("acme.devkit", "look", {})[0] == 200
         # What no approval covers is known and does not start.
         (shelf / "data").mkdir()
         (shelf / "plugins/greedy").mkdir()
