@@ -27,7 +27,8 @@ Verdict = Literal["acked", "retry", "dead"]
 
 
 class Digest(NamedTuple):
-    """What the ledger keeps of an input or an output."""
+    """What the ledger keeps of what a call was given, which is [input, context] at the door, and of its
+    output."""
 
     digest: str = ""  # SHA-256 of the canonical JSON, in hexadecimal
     size: int = 0  # of that JSON, in bytes
