@@ -195,6 +195,7 @@ class Contract(Protocol):
     def check_hook(self, plugin: Plugin, call: Call) -> None:
         """Check the call of a hook as the dialect does, by the manifest alone: an event for it may wait long
         before it is called. Raises CallRefused. A contract that prepares calls checks more then."""
+        return
 
     # --- its supervision ----------------------------------------------------------------------------------
 

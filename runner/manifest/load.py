@@ -221,7 +221,7 @@ def load(
         home = _home()
         # An option may name a file, and no cache key covers its content. So a plugin that was read with
         # options is not cached, nor is one with a configuration.
-        key = "" if config else cache.key(found.path, raw, found.contract, server, home)
+        key = "" if config else _key(found, raw, server, home)
         cached = cache.load(key) if key else None
         if cached is not None and (not options or find_contract(cached[0].contract).choice):
             plugin, diagnostics = cached
@@ -260,7 +260,7 @@ def contract_at(
         if found.contract is not None:
             return found.contract
         raw = _bytes_of(found.path) if text is None else text
-        cached = cache.load(cache.key(found.path, raw, None, server, _home()))
+        cached = cache.load(_key(found, raw, server, _home()))
         return _recognise(found, raw)[0] if cached is None else cached[0].contract
     except DocumentError:
         return None
@@ -479,7 +479,7 @@ def _recognise(found: FoundManifest, raw: bytes) -> tuple[str, Document]:
         message = f"by its content this could be a manifest of {' or '.join(matching)}"
         hint = f"choose with {' or '.join(f'--contract {name}' for name in matching)}"
         raise _refusal(found.path, "manifest_ambiguous", message, hint)
-    named = matching or _by_path(found.path, host_file)
+    named = matching or _by_path(found.path)
     if document.format == "jsonc" and syntax == "json" and not _takes_comments(named):
         parse(found.path, raw, "json", limit=limit)  # says where the first comment is
     if len(named) != 1:
@@ -487,13 +487,22 @@ def _recognise(found: FoundManifest, raw: bytes) -> tuple[str, Document]:
     return named[0], document
 
 
-def _by_path(path: str, host_file: HostFile | None) -> list[str]:
+def _by_path(path: str) -> list[str]:
     """The contracts by the file's name, or by its folder if no contract has a manifest of this name."""
     name = os.path.basename(path)
     owners = [contract.name for contract in all_contracts() if name in contract.file_names]
-    if owners or host_file is None:
-        return owners
-    return [contract.name for contract in all_contracts() if contract.configurations is not None]
+    return owners or [
+        contract.name
+        for contract in all_contracts()
+        if (hosts := contract.configurations) is not None and hosts.file_at(path) is not None
+    ]
+
+
+def _key(found: FoundManifest, raw: bytes, server: str | None, home: str) -> str:
+    """The name of its entry in the cache. Variables of the environment may say which folders are a host's, so
+    that the bytes alone do not decide."""
+    chosen = found.contract or f"by path: {' '.join(_by_path(found.path))}"
+    return cache.key(found.path, raw, chosen, server, home)
 
 
 def _takes_comments(names: list[str]) -> bool:

@@ -813,6 +813,16 @@ def test_what_comes_after_a_cancellation_is_late() -> None:
 GREET = Call("hook", "greet", {"body": "x"})
 
 
+@pytest.mark.parametrize("call", [GREET._replace(name="gree"), GREET._replace(context={"colour": "red"})])
+def test_an_event_is_refused_before_it_waits_as_its_call_would_be(call: Call) -> None:
+    CONTRACT.check_hook(DEMO, GREET)
+    with pytest.raises(CallRefused) as caught:
+        CONTRACT.check_hook(DEMO, call)
+    with pytest.raises(CallRefused) as called:
+        ready().call(0, call)
+    assert caught.value.event == called.value.event
+
+
 @pytest.mark.parametrize(
     "result",
     [
