@@ -147,7 +147,9 @@ def _limit_parser(name: str) -> Callable[[str], _LimitOption]:
 
 def add_manifest_choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--contract", metavar="NAME", help="read the manifest as this contract's, whatever its file name"
+        "--contract",
+        metavar="NAME",
+        help="read the manifest as this contract's, whatever its content and its file name",
     )
     parser.add_argument(
         "--server", metavar="NAME", help="which plugin of a manifest that lists several servers"
