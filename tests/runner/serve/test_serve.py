@@ -194,7 +194,7 @@ def check_refusals(served: Served) -> None:
         assert served.call("greeter", "greet", {"name": "x"}, Runner_Deadline=deadline)[0] == 400
     assert served.call("greeter", "greet", {"name": "x"}, Idempotency_Key="x" * 256)[0] == 400
     assert served.ask("GET", "/deliveries")[1]["deliveries"] == []  # nothing of these is stored
-    assert served.ask("GET", "/health")[1]["version"] == build_version()
+    assert served.ask("GET", "/health?from=balancer")[1]["version"] == build_version()
 
 
 def check_plugins(served: Served) -> None:
