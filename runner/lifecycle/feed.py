@@ -11,8 +11,6 @@ from typing import Generic, TypeVar
 
 import trio
 
-from sandbox.speed.value import NamedTuple
-
 _T = TypeVar("_T")
 LOG_BYTES = 64 << 10  # of a plugin's stderr
 _MOST_PIECES = 256  # of a plugin's stderr, that wait for a reader
@@ -78,9 +76,15 @@ class FeedSource(Generic[_T]):
             self._feeds.remove(feed)
 
 
-class LogPiece(NamedTuple):
-    text: str
+class LogPiece(str):
+    """Text of a plugin's stderr."""
+
     at: float  # when it was read: seconds since 1970
+
+    def __new__(cls, text: str, at: float) -> LogPiece:
+        made = super().__new__(cls, text)
+        made.at = at
+        return made
 
 
 class LineTimes:
@@ -90,11 +94,11 @@ class LineTimes:
         self._in_line = False
 
     def write(self, piece: LogPiece) -> str:
-        if not piece.text:
+        if not piece:
             return ""
         seconds, milliseconds = divmod(int(piece.at * 1000), 1000)
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds)) + f".{milliseconds:03}Z "
-        *whole, last = piece.text.split("\n")
+        *whole, last = piece.split("\n")
         lines = [f"{stamp}{line}\n" for line in whole] + ([f"{stamp}{last}"] if last else [])
         if self._in_line:
             lines[0] = lines[0].removeprefix(stamp)

@@ -280,7 +280,7 @@ class Routes:
         async def produce(emit: Emit) -> None:
             await emit("log", {"text": text})
             async for piece in feed:
-                await emit("log", {"text": times.write(piece) if with_times else piece.text})
+                await emit("log", {"text": times.write(piece) if with_times else piece})
 
         return EventStream(produce, feed.close)
 
