@@ -112,7 +112,8 @@ def test_an_installed_copy_runs_without_the_checkout(wheel: Path, tmp_path: Path
     for package in PACKAGES:
         assert output_of("-c", f"import {package}; print({package}.__file__)").startswith(str(tmp_path))
     assert output_of("-m", "runner", "--version") == f"runner {build_version()}\n"  # as the checkout
-    (tmp_path / "policies/default.toml").open("a").write("#")
+    policy = tmp_path / "policies/default.toml"
+    policy.write_text(policy.read_text() + "#")
     assert output_of("-m", "runner", "--version") == f"runner {build_version(str(tmp_path))}\n"
     assert build_version(str(tmp_path)) != build_version()
     # `explain` needs a policy, a seccomp filter and a contract's model.

@@ -192,11 +192,6 @@ class Contract(Protocol):
         hooks = dict(plugin.exports).get("hooks", ()) if "hook" in self.calls else ()
         return (event,) if event in hooks else ()
 
-    def check_hook(self, plugin: Plugin, call: Call) -> None:
-        """Check the call of a hook as the dialect does, by the manifest alone: an event for it may wait long
-        before it is called. Raises CallRefused. A contract that prepares calls checks more then."""
-        return
-
     # --- its supervision ----------------------------------------------------------------------------------
 
     def supervision(self, plugin: Plugin) -> Supervision:

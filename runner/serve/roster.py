@@ -19,7 +19,7 @@ import trio
 from runner.approvals.names import NameRecord
 from runner.approvals.record import ApprovalsUnusable, approvals_folder
 from runner.approvals.tools import tools_folder
-from runner.contracts.registry import find_contract
+from runner.contracts.registry import check_hook, find_contract
 from runner.exceptions import InvalidCall, PluginFailure
 from runner.launch.prepare import decide
 from runner.launch.read import load
@@ -327,7 +327,7 @@ class Roster:
             complete_call(spec.invocation(), call, secrets=spec.secrets, config=spec.config)
             return
         try:
-            contract.check_hook(plugin, call)
+            check_hook(contract, plugin, call)
         except CallRefused as refused:
             event = refused.event
             if isinstance(event, Refusal):

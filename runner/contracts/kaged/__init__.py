@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 
     from runner.contracts.contract import Declarations, Takes
     from runner.plugin import Allowance, Plugin
-    from runner.protocol.dialect import Call
     from runner.protocol.host_services import HostMethods, Services
     from runner.supervision import Supervision
     from sandbox.document.diagnostic import Diagnostic
@@ -73,11 +72,6 @@ class KagedContract(Contract):
         from runner.contracts.kaged.services import provide
 
         return provide(plugin, services, allowance.state_dir)
-
-    def check_hook(self, plugin: Plugin, call: Call) -> None:
-        from runner.contracts.kaged.calls import check_hook
-
-        check_hook(plugin, call)
 
     def supervision(self, plugin: Plugin) -> Supervision:
         from runner.supervision import Supervision

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 
     from runner.contracts.contract import Takes
     from runner.plugin import Allowance, Plugin
-    from runner.protocol.dialect import Call
     from runner.protocol.host_services import HostMethods
     from runner.supervision import Supervision
     from sandbox.document.diagnostic import Diagnostic
@@ -68,11 +67,6 @@ class NexoContract(Contract):
         from runner.contracts.nexo import services
 
         return services
-
-    def check_hook(self, plugin: Plugin, call: Call) -> None:
-        from runner.contracts.nexo.calls import check_hook
-
-        check_hook(plugin, call)
 
     def supervision(self, plugin: Plugin) -> Supervision:
         from runner.contracts.nexo.supervisor import supervision

@@ -15,6 +15,7 @@ from runner.contracts.kaged import CONTRACT
 from runner.contracts.kaged.declared import Declared, DeclaredKnob
 from runner.contracts.kaged.dialect import FRAME_LIMIT, KagedDialect, make
 from runner.contracts.kaged.notifications import DEGRADED_WINDOWS, PER_SECOND
+from runner.contracts.registry import check_hook
 from runner.protocol.dialect import (
     Alive,
     Answer,
@@ -490,7 +491,7 @@ def test_a_hook_that_the_manifest_does_not_subscribe_to_is_never_sent() -> None:
 )
 def test_an_event_is_refused_before_it_waits_as_its_call_would_be(call: Call) -> None:
     with pytest.raises(CallRefused) as caught:
-        CONTRACT.check_hook(plugin(), call)
+        check_hook(CONTRACT, plugin(), call)
     refused = refusal(ready(), call)
     assert caught.value.event == refused._replace(call=0)
 
