@@ -22,7 +22,7 @@ from runner.contracts.registry import find_contract
 from runner.event_loop import require_no_loop, require_trio
 from runner.exceptions import InvalidCall, NotOnTrio, PluginError, PluginFailure, WouldBlock
 from runner.launch.read import contract_of, read_invocation, secret_contents, with_config
-from runner.launch.stages import Invocation
+from runner.launch.stages import HeldManifest, Invocation
 from runner.manifest.load import ManifestRead, contract_at
 from runner.outcome import Outcome
 from runner.plugin import Plugin
@@ -496,6 +496,7 @@ def make_invocation(path: Path, given: OpenArguments) -> Invocation:
             env=_check_env(given.get("env") or {}), limits=_check_limits(given.get("limits") or {})
         ),
         options=_check_options({} if options is None else options),
+        text=path.text if isinstance(path, HeldManifest) else None,
     )
     return with_config(invocation, given.get("config"))
 

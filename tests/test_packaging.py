@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import runner
+from runner.build import build_version
 from runner.contracts.registry import contract_names, example_folder
 from scripts.releasing import distributions as distributions_of_release
 from scripts.releasing.distributions import NotReleasable, build_twice
@@ -110,7 +111,11 @@ def test_an_installed_copy_runs_without_the_checkout(wheel: Path, tmp_path: Path
 
     for package in PACKAGES:
         assert output_of("-c", f"import {package}; print({package}.__file__)").startswith(str(tmp_path))
-    assert output_of("-m", "runner", "--version") == f"runner {runner.__version__}\n"
+    assert output_of("-m", "runner", "--version") == f"runner {build_version()}\n"  # as the checkout
+    policy = tmp_path / "policies/default.toml"
+    policy.write_text(policy.read_text() + "#")
+    assert output_of("-m", "runner", "--version") == f"runner {build_version(str(tmp_path))}\n"
+    assert build_version(str(tmp_path)) != build_version()
     # `explain` needs a policy, a seccomp filter and a contract's model.
     shutil.copytree(ROOT / "tests/plugins/demo", plugin_dir / "demo")
     assert output_of("-m", "runner", "explain", str(plugin_dir / "demo")).endswith("It would be launched.\n")
@@ -145,7 +150,7 @@ def test_an_environment_of_its_own_needs_no_compiled_extra(
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert output_of("--version") == f"runner {runner.__version__}\n"
+    assert output_of("--version") == f"runner {build_version()}\n"
     # The pages that messages point to are there.
     ask = "from sandbox.doctor.pages import page; print(page('containers.md'))"
     found = subprocess.run([python, "-Ic", ask], cwd="/", capture_output=True, text=True, check=True).stdout
@@ -170,7 +175,7 @@ def test_an_installation_outside_of_environments_runs(wheel: Path, tmp_path: Pat
     for name in ("runner", "runner-console"):
         argv = [str(target / "bin" / name), "--version"]
         done = subprocess.run(argv, cwd="/", env=env, capture_output=True, text=True, timeout=60)
-        assert (done.stdout, done.stderr) == (f"runner {runner.__version__}\n", "")
+        assert (done.stdout, done.stderr) == (f"runner {build_version()}\n", "")
 
 
 def test_dependencies_are_those_that_layers_may_import() -> None:

@@ -76,6 +76,15 @@ def list_records(environ: Mapping[str, str]) -> tuple[ListedApproval, ...]:
     return tuple(sorted(found, key=lambda each: (each.record is None, each.record and each.record.key)))
 
 
+def find_former(key: ApprovalKey, environ: Mapping[str, str]) -> ApprovalRecord | None:
+    """The newest approval of a plugin with this contract and id that does not apply to it, to compare with:
+    of the same file if there is one, else of another. After an upgrade its command is another, or it is
+    elsewhere. It may be another plugin with the same id. Raises ApprovalsUnusable."""
+    found = [each.record for each in list_records(environ) if each.record is not None]
+    alike = [each for each in found if each.key != key and (each.key.contract, each.key.id) == key[:2]]
+    return max(alike, key=lambda each: (each.key.file == key.file, each.when), default=None)
+
+
 def _list_file(path: str) -> ListedApproval:
     name = os.path.basename(path).removesuffix(ENDING)
     try:

@@ -37,8 +37,8 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "worker": "take calls for plugins from a fleet (NATS JetStream), and run them here",
         "ps": "list the plugins of a daemon (runner serve) and their states",
         "logs": "show what a plugin of a daemon (runner serve) wrote to its stderr",
-        "ctl": "start, stop, reset or reload a plugin of a daemon (runner serve), drain the daemon, or open"
-        " its page",
+        "ctl": "start, stop, reset or reload a plugin of a daemon (runner serve), list calls, drain it, open its"
+        " page",
         "binding": "create, list, change, check, roll back or call bindings of a daemon's control plane",
     },
     "look": {
@@ -468,9 +468,9 @@ def _takes_command(module: Verb) -> TypeGuard[CommandVerb]:
 
 def _top(words: list[str]) -> int:
     if words and words[0] in ("--version", "-V"):
-        from runner import __version__
+        from runner.build import build_version
 
-        print(f"runner {__version__}")
+        print(f"runner {build_version()}")
         return 0
     from runner.cli.shared.text import say
 

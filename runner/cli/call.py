@@ -105,7 +105,9 @@ def _add_call(parser: argparse.ArgumentParser) -> None:
         help="with --fleet: the call survives the end of workers and servers",
     )
     parser.add_argument(
-        "--no-wait", action="store_true", help="with --fleet and --durable: print the call's id, and go"
+        "--no-wait",
+        action="store_true",
+        help="with --fleet and --durable: print the call's id, say how to ask for its answer, and go",
     )
     add_talking(parser)
 

@@ -78,7 +78,7 @@ def _lines(contract: Mapping[str, Any]) -> list[str]:
         context.setdefault(", ".join(keys), []).append(kind)
     rows: Sequence[tuple[str, str]] = (
         ("manifest", f"{', '.join(contract['file_names'])} ({contract['format'].upper()}){several}"),
-        ("or by", contract["recognised_by"]),
+        ("known by", contract["recognised_by"]),
         ("calls", ", ".join(contract["calls"])),
         ("context", "; ".join(f"{', '.join(kinds)}: {keys}" for keys, kinds in context.items())),
         ("lists", ", ".join(contract["lists"])),

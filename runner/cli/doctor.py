@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import TextIO
 
-from runner import __version__
+from runner.build import build_version
 from runner.cli.shared.text import say, terminal_width, wrap
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.doctor.finding import Finding, Status
@@ -142,7 +142,7 @@ def document(findings: Sequence[Finding], lacking: Sequence[Finding], policy: Po
     return {
         "schema": SCHEMA,
         "ok": not lacking,
-        "version": __version__,
+        "version": build_version(),
         "policy": policy.name,
         "policy_file": policy.file,
         "policy_digest": f"sha256:{hashlib.sha256(read_bounded(policy.file)).hexdigest()}",

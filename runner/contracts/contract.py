@@ -121,7 +121,7 @@ class Contract(Protocol):
     about: str  # one line for `runner contracts`: whose plugins they are, and how they talk
     format: Format
     file_names: tuple[str, ...]  # in order of preference
-    sign: str  # how a manifest with another file name is recognised, for messages
+    sign: str  # how its manifests are recognised, whatever their file name, for messages
     no_command_hint: str  # what to do about a manifest without a command to start
 
     # How a folder holds its plugins. "archive": also in its only subdirectory, as an unpacked archive does.
@@ -131,7 +131,8 @@ class Contract(Protocol):
     takes: Takes = ()  # what the operator may give a plugin besides its manifest
 
     def recognises(self, document: Document) -> bool:
-        """Whether a parsed document with an unknown file name is one of its manifests."""
+        """Whether a parsed document is one of its manifests, by keys that those of other contracts do not
+        have. Where no contract recognises it, the file's name counts."""
         ...
 
     def read(

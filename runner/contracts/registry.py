@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from runner.conformance.rules import RuleBook
     from runner.contracts.contract import Contract, ContractOption, ContractVerb, LaunchFault
     from runner.plugin import Plugin
-    from runner.protocol.dialect import Dialect, Setting
+    from runner.protocol.dialect import Call, Dialect, Setting
     from runner.protocol.inspector import Inspector
 
 
@@ -92,6 +92,16 @@ def host_stand_in(contract: Contract) -> StandIn | None:
         return None
     stand_in: StandIn = _module(contract, "host_rules").STAND_IN
     return stand_in
+
+
+def check_hook(contract: Contract, plugin: Plugin, call: Call) -> None:
+    """Check the call of a hook as the dialect does, by the manifest alone: an event for it may wait long
+    before it is called. It is `check_hook` in the contract's calls.py, if that has one: a contract that
+    prepares calls checks more then. Raises CallRefused."""
+    if look.isfile(os.path.join(_FOLDER, contract.name, "calls.py")):
+        check = getattr(_module(contract, "calls"), "check_hook", None)
+        if check is not None:
+            check(plugin, call)
 
 
 def manifest_schema(contract: Contract) -> dict[str, object]:

@@ -18,7 +18,7 @@ from runner.fleet.operate import queues
 from runner.ledger.rows import Effect
 from runner.library import Result, check_seconds
 from runner.lifecycle.exceptions import Unavailable, UnknownPlugin
-from runner.lifecycle.feed import BoundedFeed
+from runner.lifecycle.feed import BoundedFeed, LogPiece
 from runner.lifecycle.machine import StateName
 from runner.lifecycle.spec import LifecycleNews, Status
 from runner.lifecycle.supervisor import Supervisor
@@ -139,7 +139,10 @@ class FleetSupervisor(Supervisor):
     def logs(self, name: str) -> str:
         raise _elsewhere(name)
 
-    def follow(self, name: str) -> BoundedFeed[str]:
+    def log_lines(self, name: str) -> list[LogPiece]:
+        raise _elsewhere(name)
+
+    def follow(self, name: str) -> BoundedFeed[LogPiece]:
         raise _elsewhere(name)
 
 

@@ -57,7 +57,7 @@ def read_invocation(
 ) -> ManifestRead:
     """Read the manifest or the command. A plugin that a launcher would fetch gets its stored program.
     `options`: contract options instead of the invocation's own. `text`: the manifest's bytes, if it was
-    already read."""
+    already read, instead of the invocation's own."""
     if invocation.command is not None:
         read = ManifestRead(plugin_of(invocation.command, contract_of(invocation) or ""))
     else:
@@ -67,7 +67,7 @@ def read_invocation(
             server=invocation.server,
             options=dict(invocation.options) if options is None else options,
             config=invocation.config,
-            text=text,
+            text=invocation.text if text is None else text,
         )
     hosts = None if read.plugin is None else find_contract(read.plugin.contract).configurations
     if read.plugin is None or hosts is None:
@@ -79,7 +79,7 @@ def contract_of(invocation: Invocation) -> str | None:
     """The name of the contract. None: the manifest has none, or has a fault that reading it reports."""
     if invocation.command is not None:
         return command_contract()
-    return contract_at(invocation.manifest, invocation.contract)
+    return contract_at(invocation.manifest, invocation.contract, text=invocation.text)
 
 
 def with_config(invocation: Invocation, config: Any) -> Invocation:

@@ -47,6 +47,17 @@ if TYPE_CHECKING:
 Timings = tuple[tuple[str, float], ...]  # (phase, seconds), in order
 
 
+class HeldManifest(NamedTuple):
+    """The path of a manifest, with the text that it had when it was read. The file is not read again: it may
+    have a fault by now."""
+
+    path: str
+    text: bytes
+
+    def __fspath__(self) -> str:
+        return self.path
+
+
 class Invocation(NamedTuple):
     """What the operator asked for."""
 
@@ -61,6 +72,7 @@ class Invocation(NamedTuple):
     config: str = ""  # the plugin's configuration as JSON, where its contract derives requests from it
     command: Command | None = None  # a program without a manifest; `manifest` is empty then
     observe: bool = False  # note what the plugin asks the kernel for, for `runner learn`
+    text: bytes | None = None  # of the manifest, in place of what is in the file
 
 
 class Stopwatch:

@@ -272,16 +272,21 @@ class LedgerFile(SqliteFile):
         caller: str | None = None,
         most: int = 100,
         after: str | None = None,
+        since: float | None = None,
+        until: float | None = None,
     ) -> list[InvocationRow]:
-        """The newest calls first, without their answers. `after`: those that follow the call of this id. The
-        list ends early if it `is_long`."""
+        """The newest calls first, without their answers. `after`: those that follow the call of this id.
+        `since`, `until`: those that were accepted then or later, and before. The list ends early if it
+        `is_long`."""
         columns = ", ".join(name if name != "answer" else "NULL" for name in InvocationRow._fields)
         rows = self._connection.execute(
             f"SELECT {columns} FROM invocations WHERE (?1 IS NULL OR plugin = ?1)"
             " AND (?2 IS NULL OR code = ?2) AND (?3 IS NULL OR caller = ?3)"
             " AND (?5 IS NULL OR (accepted, id) < (SELECT accepted, id FROM invocations WHERE id = ?5))"
+            # Not "OR": then SQLite would read the rows of all times.
+            " AND accepted >= IFNULL(?6, -9e99) AND accepted < IFNULL(?7, 9e99)"
             " ORDER BY accepted DESC, id DESC LIMIT ?4",
-            (plugin, code, caller, min(most, MOST_ROWS), after),
+            (plugin, code, caller, min(most, MOST_ROWS), after, since, until),
         )
         return _bounded(map(InvocationRow._make, rows))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from runner.ledger.sqlite_file import OrderRefusal
@@ -26,7 +27,8 @@ Verdict = Literal["acked", "retry", "dead"]
 
 
 class Digest(NamedTuple):
-    """What the ledger keeps of an input or an output."""
+    """What the ledger keeps of what a call was given, which is [input, context] at the door, and of its
+    output."""
 
     digest: str = ""  # SHA-256 of the canonical JSON, in hexadecimal
     size: int = 0  # of that JSON, in bytes
@@ -161,6 +163,15 @@ class DeliveryRow(NamedTuple):
     code: str | None
     reason: str | None
     poster: str = ""
+
+
+def hook_context(
+    delivery: Delivery | DeliveryRow, known: Sequence[str], attempt: int, invocation: str
+) -> dict[str, Any] | None:
+    """The context of an attempt. `known`: the keys that the contract sends along with a hook."""
+    context: dict[str, Any] = json.loads(delivery.context)
+    own = {"delivery_id": delivery.id, "attempt": attempt, "invocation_id": invocation}
+    return {**context, **{key: value for key, value in own.items() if key in known}} or None
 
 
 class AuditRow(NamedTuple):

@@ -17,6 +17,7 @@ import trio
 
 from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError, PluginFailure
+from runner.launch.stages import HeldManifest
 from runner.library import OpenPlugin, Result, open_plugin
 from runner.lifecycle import machine
 from runner.lifecycle.exceptions import Overloaded, Unavailable
@@ -176,7 +177,8 @@ class SupervisedPlugin:
         spec = self.spec
 
         def read() -> Plugin | None:
-            return load(os.fspath(spec.path), contract=spec.contract, server=spec.server).plugin
+            text = spec.path.text if isinstance(spec.path, HeldManifest) else None
+            return load(os.fspath(spec.path), contract=spec.contract, server=spec.server, text=text).plugin
 
         self.plugin, self.fault = None, ""
         try:

@@ -23,7 +23,7 @@ from runner.event_loop import require_trio
 from runner.exceptions import PluginError, PluginFailure
 from runner.library import OpenPlugin, Result, check_seconds
 from runner.lifecycle.exceptions import Unavailable, UnknownPlugin
-from runner.lifecycle.feed import BoundedFeed, FeedSource
+from runner.lifecycle.feed import BoundedFeed, FeedSource, LogPiece
 from runner.lifecycle.machine import ReloadAsked, ResetAsked, StartAsked, StopAsked
 from runner.lifecycle.spec import LifecycleNews, Spec, Status
 from runner.lifecycle.supervised import CallRequest, OnEvent, SupervisedPlugin
@@ -170,11 +170,15 @@ class Supervisor:
         """What happens to all plugins, from now on. Close it when it is no longer read."""
         return self._news.subscribe()
 
+    def log_lines(self, name: str) -> list[LogPiece]:
+        """What `logs` returns, line by line, each with the time when it was read."""
+        return self._plugin(name).log.lines()
+
     def logs(self, name: str) -> str:
         """The end of the plugin's stderr, in all its cells so far: 64 KiB at most."""
         return self._plugin(name).log.text
 
-    def follow(self, name: str) -> BoundedFeed[str]:
+    def follow(self, name: str) -> BoundedFeed[LogPiece]:
         """What the plugin writes to its stderr, from now on. Close it when it is no longer read."""
         return self._plugin(name).log.follow()
 

@@ -28,7 +28,7 @@ from sandbox.speed.typed import TYPE_CHECKING, Mapping
 from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
-    from runner.contracts.contract import Contract
+    from runner.contracts.contract import Contract, HostFile
 
 # `runner check` shows at most this many faults of one manifest.
 MOST_FAULTS_SHOWN = 200
@@ -48,7 +48,7 @@ _ENDINGS: Mapping[str, Format] = {
 
 class FoundManifest(NamedTuple):
     path: str  # absolute
-    contract: str | None  # None: the file name does not say it, so the content decides
+    contract: str | None  # as the operator chose it. None: `_recognise` decides
     diagnostics: tuple[Diagnostic, ...] = ()  # warnings
     tar: str = ""  # the tar that it was unpacked from
 
@@ -71,7 +71,7 @@ def find(path: str, contract: str | None = None) -> FoundManifest:
     if not path or "\0" in path:
         raise _refusal(path, "file_missing", "the path of the manifest is empty or contains a NUL character")
     # The operator chose this path, so links to its folder are followed, once and here: every derived path is
-    # then a real one. The file's own name is kept, because it decides the contract.
+    # then a real one. The file's own name is kept: where the content does not tell the contract, it does.
     try:
         given = os.path.abspath(path)
     except FileNotFoundError:
@@ -83,7 +83,7 @@ def find(path: str, contract: str | None = None) -> FoundManifest:
     except OSError:
         is_directory = False  # reading the file reports what is wrong
     if is_directory:
-        return _find_in(look.realpath(absolute), contract)
+        return _find_in(look.realpath(absolute), contract, any_name=True)
     if absolute.endswith((".tar", ".tar.gz", ".tgz")):
         # Imported here: few plugins come in a tar.
         from runner.manifest.unpack import unpack
@@ -97,7 +97,7 @@ def find(path: str, contract: str | None = None) -> FoundManifest:
             return _find_in(folder, contract or of_tars[0])._replace(tar=absolute)
         except DocumentError as error:
             raise DocumentError(*_named_by_tar(error.diagnostics, folder, absolute)) from None
-    return FoundManifest(absolute, contract or _by_path(absolute))
+    return FoundManifest(absolute, contract)
 
 
 def _named_by_tar(diagnostics: tuple[Diagnostic, ...], folder: str, tar: str) -> tuple[Diagnostic, ...]:
@@ -119,23 +119,15 @@ def _as_given(found: FoundManifest, read: ManifestRead) -> ManifestRead:
     return read._replace(diagnostics=_named_by_tar(read.diagnostics, folder, found.tar))
 
 
-def _by_path(path: str) -> str | None:
-    """The contract by the file's name, or by its folder if no contract has a manifest of this name."""
-    file_name = os.path.basename(path)
-    owners = [contract.name for contract in all_contracts() if file_name in contract.file_names]
-    owners = owners or [
-        contract.name
-        for contract in all_contracts()
-        if (hosts := contract.configurations) is not None and hosts.file_at(path) is not None
-    ]
-    return owners[0] if len(owners) == 1 else None
-
-
-def _find_in(directory: str, chosen: str | None) -> FoundManifest:
+def _find_in(directory: str, chosen: str | None, *, any_name: bool = False) -> FoundManifest:
+    """The manifest in a folder. `any_name`: of a chosen contract it may also have the name that another
+    contract's have."""
     contracts = all_contracts() if chosen is None else (find_contract(chosen),)
+    if any_name and not any(_existing_files(directory, contract.file_names) for contract in contracts):
+        contracts = (*contracts, *(each for each in all_contracts() if each not in contracts))
     present = {contract.name: _existing_files(directory, contract.file_names) for contract in contracts}
     for contract in contracts:
-        if not any(present.values()) and contract.layout == "archive":
+        if not any(present.values()) and contract.layout == "archive" and chosen in (None, contract.name):
             inner = _only_directory(directory)
             present[contract.name] = _existing_files(inner, contract.file_names) if inner else []
     candidates = {name: files for name, files in present.items() if files}
@@ -153,10 +145,10 @@ def _find_in(directory: str, chosen: str | None) -> FoundManifest:
         raise _refusal(directory, "manifest_missing", f"there is no manifest here; looked for {looked}", hint)
     if len(candidates) > 1:
         shown = " and ".join(f"{os.path.basename(files[0])} ({name})" for name, files in candidates.items())
-        message = f"there are manifests of several contracts here: {shown}"
+        message = f"there are manifests of several contracts here, by their names: {shown}"
         hint = "choose with --contract NAME, or give the path of the file"
         raise _refusal(directory, "manifest_ambiguous", message, hint)
-    [(name, files)] = candidates.items()
+    [files] = candidates.values()
     real = look.realpath(files[0])
     if look.islink(files[0]) and not contains(os.path.dirname(files[0]), real):
         # The folder may be a stranger's, and messages about a manifest repeat parts of it.
@@ -167,7 +159,7 @@ def _find_in(directory: str, chosen: str | None) -> FoundManifest:
         Diagnostic(other, 0, 0, "manifest_shadowed", f"ignored: {kept} is read instead", "", "warning")
         for other in files[1:]
     )
-    return FoundManifest(files[0], name, warnings)
+    return FoundManifest(files[0], chosen, warnings)
 
 
 def plugins_in(path: str, chosen: str | None = None) -> tuple[str, ...]:
@@ -231,7 +223,7 @@ def load(
         home = _home()
         # An option may name a file, and no cache key covers its content. So a plugin that was read with
         # options is not cached, nor is one with a configuration.
-        key = "" if config else cache.key(found.path, raw, found.contract, server, home)
+        key = "" if config else _key(found, raw, server, home)
         cached = cache.load(key) if key else None
         if cached is not None and (not options or find_contract(cached[0].contract).choice):
             plugin, diagnostics = cached
@@ -260,12 +252,26 @@ def _shape(read: ManifestRead, options: Mapping[str, str]) -> ManifestRead:
     return ManifestRead(plugin, read.diagnostics + diagnostics)
 
 
-def contract_at(path: str, chosen: str | None = None) -> str | None:
+def contract_at(
+    path: str, chosen: str | None = None, server: str | None = None, text: bytes | None = None
+) -> str | None:
     """The name of a manifest's contract, read with as little work as possible. None: it has none, or the
-    manifest has a fault, which `load` reports."""
+    manifest has a fault, which `load` reports. `server`, `text`: those that `load` will be asked for."""
     try:
         found = find(path, chosen)
-        return found.contract or _recognise(found, _bytes_of(found.path))[0]
+        if found.contract is not None:
+            return found.contract
+        raw = _bytes_of(found.path) if text is None else text
+        cached = cache.load(_key(found, raw, server, _home()))
+        return _recognise(found, raw)[0] if cached is None else cached[0].contract
+    except DocumentError:
+        return None
+
+
+def text_at(path: str) -> bytes | None:
+    """The text of a manifest, for `load`; None if it cannot be read."""
+    try:
+        return _bytes_of(find(path).path)
     except DocumentError:
         return None
 
@@ -440,32 +446,36 @@ def _bytes_of(path: str) -> bytes:
     try:
         return read_bounded(path)
     except DocumentError as error:
-        larger = _larger_limits(path) if error.diagnostics[0].rule == "file_too_large" else None
-        if larger is None:
+        host_file = _host_file(path) if error.diagnostics[0].rule == "file_too_large" else None
+        if host_file is None or host_file.limits is None:
             raise
-        return read_bounded(path, limit=larger[0])
+        return read_bounded(path, limit=host_file.limits[0])
 
 
-def _larger_limits(path: str) -> tuple[int, int] | None:
+def _host_file(path: str) -> HostFile | None:
+    """How the file is read, if its path is that of a host's configuration."""
     all_hosts = (contract.configurations for contract in all_contracts())
     found = (hosts.file_at(path) for hosts in all_hosts if hosts is not None)
-    return next((file.limits for file in found if file is not None and file.limits is not None), None)
+    return next((file for file in found if file is not None), None)
 
 
 def _recognise(found: FoundManifest, raw: bytes) -> tuple[str, Document]:
-    limit, most_values = _larger_limits(found.path) or (SIZE_LIMIT, None)
+    """The contract of a manifest, and its text, parsed. Every verb decides by this: the operator's choice
+    counts, then the content, and where that tells nothing the file's name, or the folder that it is in."""
+    host_file = _host_file(found.path)
+    limit, most_values = (host_file and host_file.limits) or (SIZE_LIMIT, None)
     if found.contract is not None:
         contract = find_contract(found.contract)
         syntax = _format_for(contract, found.path)
         read = parse_with_comments if contract.configurations is not None and syntax == "json" else parse
         return found.contract, read(found.path, raw, syntax, limit=limit, most_values=most_values)
-    syntax = _format(found.path, raw)
+    syntax = _format(found.path, raw) if host_file is None else host_file.format
     try:
         # Only configurations of hosts may have comments: below, nothing else is recognised in one that has.
         read = parse_with_comments if syntax == "json" else parse
         document = read(found.path, raw, syntax, limit=limit, most_values=most_values)
     except DocumentError as error:
-        if found.path.endswith(tuple(_ENDINGS)):
+        if host_file is not None or found.path.endswith(tuple(_ENDINGS)):
             raise
         # The file name fixes no format, so the syntax error is only part of the hint.
         raise _unknown(found.path, _syntax_hint(syntax, error.diagnostics[0])) from None
@@ -475,14 +485,38 @@ def _recognise(found: FoundManifest, raw: bytes) -> tuple[str, Document]:
         if (document.format == contract.format or contract.configurations is not None)
         and contract.recognises(document)
     ]
-    if len(matching) == 1:
-        return matching[0], document
-    if document.format == "jsonc" and syntax == "json":
+    if len(matching) > 1:
+        message = f"by its content this could be a manifest of {' or '.join(matching)}"
+        hint = f"choose with {' or '.join(f'--contract {name}' for name in matching)}"
+        raise _refusal(found.path, "manifest_ambiguous", message, hint)
+    named = matching or _by_path(found.path)
+    if document.format == "jsonc" and syntax == "json" and not _takes_comments(named):
         parse(found.path, raw, "json", limit=limit)  # says where the first comment is
-    if matching:
-        message = f"this could be a manifest of {' or '.join(matching)}"
-        raise _refusal(found.path, "manifest_ambiguous", message, "choose with --contract NAME")
-    raise _unknown(found.path, "read it with --contract NAME to see what is missing")
+    if len(named) != 1:
+        raise _unknown(found.path, "read it with --contract NAME to see what is missing")
+    return named[0], document
+
+
+def _by_path(path: str) -> list[str]:
+    """The contracts by the file's name, or by its folder if no contract has a manifest of this name."""
+    name = os.path.basename(path)
+    owners = [contract.name for contract in all_contracts() if name in contract.file_names]
+    return owners or [
+        contract.name
+        for contract in all_contracts()
+        if (hosts := contract.configurations) is not None and hosts.file_at(path) is not None
+    ]
+
+
+def _key(found: FoundManifest, raw: bytes, server: str | None, home: str) -> str:
+    """The name of its entry in the cache. Variables of the environment may say which folders are a host's, so
+    that the bytes alone do not decide."""
+    chosen = found.contract or f"by path: {' '.join(_by_path(found.path))}"
+    return cache.key(found.path, raw, chosen, server, home)
+
+
+def _takes_comments(names: list[str]) -> bool:
+    return any(find_contract(name).configurations is not None for name in names)
 
 
 def _unknown(path: str, hint: str) -> DocumentError:

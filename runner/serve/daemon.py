@@ -215,7 +215,10 @@ class Daemon:
                 nursery.start_soon(self._follow_changes, watch)
             if (seconds := watchdog_seconds(self._environ)) is not None:
                 nursery.start_soon(self._feed_watchdog, seconds)
-            self._notifier.send("READY=1", f"STATUS=plugins: {len(self._supervisor.plugins())}")
+            count = len(self._supervisor.plugins())
+            self._notifier.send("READY=1", f"STATUS=plugins: {count}")
+            plugins = f"{count} plugin{'s' * (count != 1)}"
+            self._say(f"ready at {' and '.join(self._places())}, with {plugins}; version {routes.version}")
             await self._end.wait()
             self._notifier.send("STOPPING=1")
             await self._finish(delivering, connections)
@@ -291,6 +294,20 @@ class Daemon:
         while True:
             self._notifier.send("WATCHDOG=1")
             await trio.sleep(seconds)
+
+    def _places(self) -> Iterator[str]:
+        """Where it listens."""
+        scheme = "http" if self._options.tls is None else "https"
+        for each in self._options.listeners:
+            name = each.getsockname()
+            if each.family == socket.AF_UNIX:
+                yield os.fsdecode(name)
+            else:
+                yield (
+                    f"{scheme}://[{name[0]}]:{name[1]}"
+                    if ":" in name[0]
+                    else f"{scheme}://{name[0]}:{name[1]}"
+                )
 
     def _urls(self) -> Iterator[str]:
         """Where browsers on this machine find the page."""

@@ -15,7 +15,7 @@ import trio
 from runner.exceptions import PluginError, PluginFailure
 from runner.ledger.file import Attempt, LedgerUnusable
 from runner.ledger.ledger import Ledger
-from runner.ledger.rows import Delivery, EndOfCall, Verdict, owner_of, record_of
+from runner.ledger.rows import Delivery, EndOfCall, Verdict, hook_context, owner_of, record_of
 from runner.library import Result
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.supervisor import Supervisor
@@ -121,19 +121,13 @@ class Deliveries:
         row = attempt.delivery
         target = None if self._target_of is None else await self._target_of(attempt)
         known = self._context_keys(row.plugin) if target is None else target.hook_keys
-        context, event = self._context(attempt, known), json.loads(row.event)
+        context, event = hook_context(row, known, attempt.number, attempt.invocation), json.loads(row.event)
         if target is not None:
             call = DoorCall(row.plugin, row.hook, event, "hook", context=context, caller=_CALLER)
             return await target.call(call, None)
         return await self._supervisor.call(
             row.plugin, row.hook, event, kind="hook", context=context, caller=_CALLER
         )
-
-    def _context(self, attempt: Attempt, known: Sequence[str]) -> dict[str, Any] | None:
-        row = attempt.delivery
-        context: dict[str, Any] = json.loads(row.context)
-        own = {"delivery_id": row.id, "attempt": attempt.number, "invocation_id": attempt.invocation}
-        return {**context, **{key: value for key, value in own.items() if key in known}} or None
 
 
 def _call_id() -> str:

@@ -83,7 +83,10 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         *("logs", "GET", "/plugins/{name}/logs", "The end of its stderr.", "text/plain", 200),
-        (Parameter("follow", "query", "1: go on with what it writes, as events"),),
+        (
+            Parameter("follow", "query", "1: go on with what it writes, as events"),
+            Parameter("times", "query", "1: each line begins with the time at which it was read"),
+        ),
         streams=True,
     ),
     Operation(
@@ -106,6 +109,8 @@ OPERATIONS: tuple[Operation, ...] = (
         (
             Parameter("plugin", "query", "only of this plugin"),
             Parameter("code", "query", "only with this outcome"),
+            Parameter("since", "query", "accepted then or later: RFC 3339, or seconds since 1970"),
+            Parameter("until", "query", "accepted before"),
             *(_MOST, _AFTER),
         ),
     ),
@@ -175,8 +180,9 @@ _SCHEMAS: dict[str, Schema] = {
         invocation=_or_null("object"),
     ),
     "Health": object_of(
-        "status",
+        "status version",
         status={"type": "string", "enum": ["ok", "degraded", "draining"]},
+        version=_TEXT,
         configuration=list_of("Fault"),
     ),
     "Draining": object_of("draining", draining={"type": "boolean"}),

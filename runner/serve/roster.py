@@ -19,24 +19,27 @@ import trio
 from runner.approvals.names import NameRecord
 from runner.approvals.record import ApprovalsUnusable, approvals_folder
 from runner.approvals.tools import tools_folder
-from runner.contracts.registry import find_contract
+from runner.contracts.registry import check_hook, find_contract
+from runner.exceptions import InvalidCall, PluginFailure
 from runner.launch.prepare import decide
 from runner.launch.read import load
 from runner.launch.rehearse import rehearse
 from runner.launch.report import report
-from runner.launch.stages import Stage, Stopwatch
+from runner.launch.stages import HeldManifest, Stage, Stopwatch
 from runner.ledger.file import LedgerUnusable
 from runner.ledger.ledger import Ledger
-from runner.ledger.rows import Effect
+from runner.ledger.rows import Delivery, Effect, hook_context
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.spec import Spec, Status
 from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import EXIT, Failure, Outcome
+from runner.protocol.dialect import Call, CallRefused, Refusal
 from runner.protocol.host_services import Services
 from runner.protocol.secrets import Secrets
 from runner.serve.claims import place_of, settle
 from runner.serve.settings import PluginSettings, ServedPlugin, Settings
 from runner.serve.sources import PluginSource, SourceFault, SourceScan, fault_of, scan
+from runner.session.prepared import complete_call
 from sandbox.identity.state import state_root
 from sandbox.policy.load import policy_folders
 from sandbox.spec import Denial, Limits
@@ -44,6 +47,7 @@ from sandbox.speed.value import NamedTuple
 
 _MOST_DENIALS = 5  # that a reason names
 _MOST_READS = 5  # of one reload, while new folders turn up
+_TRIED = f"call_{'0' * 24}"  # the id of a call that is only tried
 
 
 class _Entry(NamedTuple):
@@ -182,6 +186,8 @@ class Roster:
         wanted = {}
         for source in sources:
             known = self._entries.get(source.name)
+            if known is not None and known.source.digest == source.digest:
+                source = source._replace(text=known.source.text)  # only its comments are others
             fields: Mapping[str, Any] | None = given.plugins.get(source.name, {})
             if given.faulty:
                 fields = known.settings if known is not None and _same(known, _Entry(source, None)) else None
@@ -213,7 +219,7 @@ class Roster:
         source = entry.source
         return Spec(
             source.name,
-            source.path,
+            HeldManifest(source.path, source.text) if source.text else source.path,
             server=source.server,
             policy=self._policy,
             environ=self._environ,
@@ -301,6 +307,32 @@ class Roster:
             for each, plugin in plugins.items()
             for hook in find_contract(plugin.contract).hooks_for(plugin, event)
         ]
+
+    async def try_hook(self, delivery: Delivery) -> None:
+        """Check a delivery as its first attempt would, and start nothing. Raises PluginError and
+        PluginFailure."""
+        entry = self._entries.get(delivery.plugin)
+        if entry is not None:
+            await trio.to_thread.run_sync(self._try_hook, entry, delivery)
+
+    def _try_hook(self, entry: _Entry, delivery: Delivery) -> None:
+        plugin, known = entry.source.plugin, self.context_keys(delivery.plugin)
+        contract, context = find_contract(plugin.contract), hook_context(delivery, known, 1, _TRIED)
+        call = Call("hook", delivery.hook, json.loads(delivery.event), context or {})
+        if "hook" not in contract.calls:
+            message = f"the contract {contract.name} has no hooks"
+            raise InvalidCall(Refusal(0, "unsupported", message, "unsupported"))
+        if contract.prepared_calls is not None:
+            spec = self._spec(entry)
+            complete_call(spec.invocation(), call, secrets=spec.secrets, config=spec.config)
+            return
+        try:
+            check_hook(contract, plugin, call)
+        except CallRefused as refused:
+            event = refused.event
+            if isinstance(event, Refusal):
+                raise InvalidCall(event) from None
+            raise PluginFailure(Outcome(event.code, "call", event.message, event.cause, event.hint)) from None
 
     def context_keys(self, name: str, kind: str = "hook") -> Sequence[str]:
         """The keys of the context of a call of this kind, by the plugin's contract."""

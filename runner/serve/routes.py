@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from runner.build import build_version
 from runner.exceptions import PluginError, PluginFailure
 from runner.ledger.file import MOST_ROWS, LedgerFile, LedgerUnusable, is_long
 from runner.ledger.ledger import Ledger
@@ -30,11 +31,12 @@ from runner.ledger.rows import (
 )
 from runner.ledger.sqlite_file import DatabaseUnusable
 from runner.lifecycle.exceptions import UnknownPlugin
+from runner.lifecycle.feed import LineTimes
 from runner.lifecycle.supervisor import Supervisor
-from runner.serve.answers import Json, read_document, read_most
+from runner.serve.answers import Json, read_document, read_moment, read_most
 from runner.serve.calling import answer_call, read_seconds, with_headers
 from runner.serve.control.database import ControlRefusal
-from runner.serve.deliveries import Deliveries, delivery_of, posted_id, type_of
+from runner.serve.deliveries import Deliveries, delivery_of, posted_id, type_of, verdict_of
 from runner.serve.desk import Desk, DoorCall
 from runner.serve.event_stream import Emit, EventStream
 from runner.serve.metrics import CONTENT_TYPE, Metrics
@@ -85,6 +87,7 @@ class Routes:
         self._mounted = mounted
         self._parts = parts
         self._more_faults = more_faults
+        self.version = build_version()  # now: an upgrade replaces the files of a daemon that runs
 
     def application(self) -> ASGIApp:
         """Starlette's own router and its handlers of errors cost a call more than the ledger does."""
@@ -129,6 +132,8 @@ class Routes:
                 by_page = operation is not None and operation.page and caller == PAGE
                 if operation is not None and operation.local and _only_own(request) and not by_page:
                     raise Refused(403, "local_only", "this is for callers on the daemon's unix socket")
+                if operation is not None:
+                    _require_known_query(request, operation)
                 name = request.path_params.get("name")
                 if operation is not None and name is not None and not self._sees(request, name):
                     raise UnknownPlugin(name)
@@ -178,6 +183,7 @@ class Routes:
         return Json(
             {
                 "status": word,
+                "version": self.version,
                 "ledger": {"fault": self._ledger.fault, "owed": self._ledger.owed},
                 "calls": self._desk.in_flight,
                 "configuration": self._faults(),
@@ -261,16 +267,20 @@ class Routes:
         return Json(self._described(request))
 
     async def logs(self, request: Request) -> Response:
-        name = request.path_params["name"]
-        text = self._supervisor.logs(name)
+        name, times = request.path_params["name"], LineTimes()
+        with_times = request.query_params.get("times") in ("1", "true")
+        if with_times:
+            text = "".join(map(times.write, self._supervisor.log_lines(name)))
+        else:
+            text = self._supervisor.logs(name)
         if request.query_params.get("follow") not in ("1", "true"):
             return Response(text, media_type="text/plain; charset=utf-8")
         feed = self._supervisor.follow(name)
 
         async def produce(emit: Emit) -> None:
             await emit("log", {"text": text})
-            async for more in feed:
-                await emit("log", {"text": more})
+            async for piece in feed:
+                await emit("log", {"text": times.write(piece) if with_times else piece})
 
         return EventStream(produce, feed.close)
 
@@ -288,8 +298,14 @@ class Routes:
         )
 
     async def calls(self, request: Request) -> Response:
-        query, most = request.query_params, read_most(request.query_params.get("most"))
-        asked = query.get("plugin"), query.get("code"), _only_own(request), most, query.get("after")
+        query, caller = request.query_params, _only_own(request)
+        most, after = read_most(query.get("most")), query.get("after")
+        if after is not None:
+            row = await self._ledger.do(LedgerFile.invocation, after)
+            if row is None or caller not in (None, row.caller):
+                raise _no_row(after)
+        times = read_moment(query, "since"), read_moment(query, "until")
+        asked = query.get("plugin"), query.get("code"), caller, most, after, *times
         rows = await self._ledger.do(LedgerFile.invocations, *asked)
         return Json({"calls": [_row(row) for row in rows], "next": _next(rows, most)})
 
@@ -315,6 +331,8 @@ class Routes:
         own = delivery.id if is_local(caller) else posted_id(caller, delivery.id)
         delivery = delivery._replace(id=own, poster=caller)
         if delivery.hook:
+            if (fault := await self._hook_fault(delivery)) is not None:
+                raise fault
             answer = (await self._ledger.enqueue(delivery))._asdict()
         else:
             answer = await self._fan_out(delivery, event)
@@ -326,17 +344,32 @@ class Routes:
         if len(hooks) > _MOST_HOOKS:
             message = f"{len(hooks)} hooks want this event; {_MOST_HOOKS} are the most"
             raise Refused(413, "too_many_hooks", message, "deliver it to one plugin at a time")
+        faults = [await self._hook_fault(event._replace(plugin=each, hook=hook)) for each, hook in hooks]
+        if faults and None not in faults:
+            raise next(filter(None, faults))
         rows = await self._ledger.enqueue_all(event, hooks)
         shown = ("id", "plugin", "hook", "state", "attempt")  # not the event, for each of them again
         return {"id": event.id, "deliveries": [{key: getattr(row, key) for key in shown} for row in rows]}
+
+    async def _hook_fault(self, delivery: Delivery) -> PluginError | PluginFailure | None:
+        """Why no attempt of the delivery can succeed, by the plugin's manifest. None: one may."""
+        try:
+            await self._roster.try_hook(delivery)
+        except (PluginError, PluginFailure) as error:
+            # Whatever is tried again, the hook will not be there.
+            missing = error.outcome.code == "tool_not_exposed"
+            return error if missing or verdict_of(error) == "dead" else None
+        return None
 
     async def deliveries(self, request: Request) -> Response:
         word = request.query_params.get("state")
         state = next((each for each in _STATES if each == word), None)
         if word is not None and state is None:
             raise Refused(400, "invalid_query", f"state is one of {', '.join(_STATES)}")
-        most = read_most(request.query_params.get("most"))
-        rows = await self._ledger.do(LedgerFile.deliveries, state, most, request.query_params.get("after"))
+        most, after = read_most(request.query_params.get("most")), request.query_params.get("after")
+        if after is not None and await self._ledger.do(LedgerFile.delivery, after) is None:
+            raise _no_row(after)
+        rows = await self._ledger.do(LedgerFile.deliveries, state, most, after)
         return Json({"deliveries": [row._asdict() for row in rows], "next": _next(rows, most)})
 
     async def delivery(self, request: Request) -> Response:
@@ -392,6 +425,26 @@ def _require_control_right(caller: str, operation: Operation) -> None:
     if not org_of(caller) and not is_local(caller):
         hint = "send the header Authorization: Bearer TOKEN, with a token of an org"
         raise Refused(403, "org_required", "this is for the operator and for tokens of orgs", hint)
+
+
+def _require_known_query(request: Request, operation: Operation) -> None:
+    """Raises Refused. A parameter that is not known, such as a filter with a wrong name, would be answered
+    with everything."""
+    if operation.name in ("health", "metrics"):
+        return  # load balancers and scrapers add parameters of their own
+    known = [each.name for each in operation.parameters if each.place == "query"]
+    given = [key for key, _ in request.query_params.multi_items()]
+    if strays := [key for key in given if key not in known]:
+        message = f"there is no parameter {strays[0][:60]!a}"
+        hint = f"{operation.path} takes {', '.join(known)}" if known else f"{operation.path} takes none"
+        raise Refused(400, "invalid_query", message, hint)
+    if twice := [key for key in known if given.count(key) > 1]:
+        raise Refused(400, "invalid_query", f"the parameter {twice[0]} is given twice")
+
+
+def _no_row(after: str) -> Refused:
+    message = f"after: there is no row {after[:60]!a}, or it is no longer kept"
+    return Refused(400, "invalid_query", message, "begin again without `after`")
 
 
 def _only_own(request: Request) -> str | None:

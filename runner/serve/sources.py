@@ -10,9 +10,10 @@ import hashlib
 import os
 
 from runner.contracts.registry import all_contracts
-from runner.manifest.load import contract_at, find, load, servers_at
+from runner.manifest.load import find, load, servers_at, text_at
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import Diagnostic, DocumentError, printable
+from sandbox.document.read import SIZE_LIMIT
 from sandbox.policy.load import trust_fault
 from sandbox.speed.value import NamedTuple
 
@@ -29,6 +30,9 @@ class PluginSource(NamedTuple):
     plugin: Plugin
     digest: str  # another one: it has to be reloaded
     moved: bool = False  # its name was another one's before, or it had another name
+    # Of its manifest: what it is started by, until the file is read again without a fault. Empty: it is the
+    # large file of a host, which is read at each start.
+    text: bytes = b""
 
 
 class SourceFault(NamedTuple):
@@ -107,11 +111,12 @@ def _read(path: str, faults: list[SourceFault]) -> list[PluginSource]:
         # What it was is no answer: the next start would read it again.
         faults.append(SourceFault(path, f"it is not used: {fault[0]}; {fault[1]}", keeps=False))
         return []
-    contract = contract_at(path)
-    servers: tuple[str | None, ...] = servers_at(path) if contract is not None else ()
+    servers: tuple[str | None, ...] = servers_at(path) or (None,)
     found = []
-    for server in servers or (None,):
-        read = load(path, server=server)
+    text = text_at(path)
+    held = text if text is not None and len(text) <= SIZE_LIMIT else b""
+    for server in servers:
+        read = load(path, server=server, text=text)
         if read.plugin is None:
             errors = [each for each in read.diagnostics if each.severity == "error"] or read.diagnostics
             where = f"line {errors[0].line}: " if errors and errors[0].line else ""
@@ -124,7 +129,7 @@ def _read(path: str, faults: list[SourceFault]) -> list[PluginSource]:
             continue
         name = _name(server or read.plugin.id)
         digest = hashlib.sha256(repr(read.plugin).encode("utf-8", "replace")).hexdigest()
-        found.append(PluginSource(name, path, server, read.plugin, digest))
+        found.append(PluginSource(name, path, server, read.plugin, digest, text=held))
     return found
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import runner
+from runner.build import build_version
 from scripts.releasing.deb import ARCHITECTURES, SUITES, build_deb
 from scripts.releasing.distributions import build, copy_sources
 
@@ -107,7 +108,7 @@ def test_the_debian_package(suite: str, base: Path, tmp_path: Path) -> None:
     assert deb.read_bytes() == build_deb(suite, architecture(), tmp_path / "two", EPOCH).read_bytes()
     older = older_deb(deb, tmp_path / "older")
     found = try_in(base, tmp_path, "try_deb.sh", {"package.deb": deb, "older.deb": older})
-    assert found["version"] == f"runner {runner.__version__}"
+    assert found["version"] == f"runner {build_version()}"
     assert found["doctor"].startswith("Every layer that the default policy requires can be enforced here.")
     for who in ("root", "person"):
         assert json.loads(found[who]) == {"greeting": f"Hello, {who}!"}
@@ -122,5 +123,5 @@ def test_the_wheel_with_pipx(base: Path, tmp_path: Path) -> None:
     build(copy_sources(tmp_path / "sources"), tmp_path / "dist", EPOCH, "build_wheel")
     [wheel] = (tmp_path / "dist").glob("*.whl")
     found = try_in(base, tmp_path, "try_wheel.sh", {wheel.name: wheel})
-    assert found["version"] == f"runner {runner.__version__}"
+    assert found["version"] == f"runner {build_version()}"
     assert json.loads(found["root"]) == {"greeting": "Hello, root!"}

@@ -7,8 +7,16 @@ import sys
 import time
 from shlex import join
 
-from runner.approvals.files import remove_record, require_safe_code, write_record
-from runner.approvals.record import VERSION, ApprovalRecord, asked_of, digest_of, key_of, with_program
+from runner.approvals.files import find_former, remove_record, require_safe_code, write_record
+from runner.approvals.record import (
+    VERSION,
+    ApprovalKey,
+    ApprovalRecord,
+    asked_of,
+    digest_of,
+    key_of,
+    with_program,
+)
 from runner.approvals.store import find_approval, find_inapplicable
 from runner.approvals.tools import identity_of
 from runner.cli.approving.items import AskedItem, item_lines, items_of, limit_items
@@ -292,6 +300,9 @@ def _print_asked(subject: AllowSubject, *, tools_seen: bool) -> int:
     key = key_of(loaded.plugin)
     key = None if key is None else with_program(key, loaded.plugin, os.environ)[0]
     old = None if key is None else find_approval(key, os.environ)
+    former = find_former(key, os.environ) if old is None and key is not None else None
+    if key is not None and former is not None:
+        return _print_former(subject, key, former)
     if old is None and tools_seen:
         say(
             printable(f"{loaded.plugin.id} ({loaded.plugin.contract}); nothing is allowed for it"), sys.stdout
@@ -301,10 +312,7 @@ def _print_asked(subject: AllowSubject, *, tools_seen: bool) -> int:
         say("runner allow: you have allowed nothing for this plugin, and no gateway has listed its tools")
         say(f"  {printable(command_for(subject))} shows what it asks for")
         return _NOT_FOUND
-    own = homes(os.environ)
-    asked = Approval() if loaded.invocation.command is not None else asked_of(loaded.plugin)
-    project = "" if loaded.plugin.project is None else loaded.plugin.project.path
-    then, now = items_of(old.asked, own, project), items_of(asked, own, project)
+    then, now = _items(loaded, old)
     lines = [f"+ {line[2:]}" for line in item_lines(item for item in now if item not in then)]
     lines += [f"- {line[2:]}" for line in item_lines(item for item in then if item not in now)]
     if not lines and old.digest != digest_of(loaded.plugin) and loaded.invocation.command is None:
@@ -316,4 +324,39 @@ def _print_asked(subject: AllowSubject, *, tools_seen: bool) -> int:
     say("\n".join(map(printable, lines)), sys.stdout)
     if any(line.startswith("+") for line in lines):
         say(f"\nTo allow what is new: {printable(command_for(subject))}", sys.stdout)
+    return _DIFFERENT
+
+
+def _items(loaded: Loaded, old: ApprovalRecord) -> tuple[tuple[AskedItem, ...], tuple[AskedItem, ...]]:
+    """What it asked for when it was allowed, and what it asks for now."""
+    own = homes(os.environ)
+    asked = Approval() if loaded.invocation.command is not None else asked_of(loaded.plugin)
+    project = "" if loaded.plugin.project is None else loaded.plugin.project.path
+    return items_of(old.asked, own, project), items_of(asked, own, project)
+
+
+def _print_former(subject: AllowSubject, key: ApprovalKey, former: ApprovalRecord) -> int:
+    """Compare with an approval that does not count. All that is asked for is shown: nothing is allowed."""
+    loaded = subject.loaded
+    if former.version != VERSION:
+        why = "an earlier version recorded it, and approvals now name the program that they are for"
+    elif former.key.file != key.file:
+        why = f"it is for {former.key.file or 'a command'}"
+    elif former.key.arguments != key.arguments:
+        why = "its command or arguments are others now"
+    elif former.key.programs != key.programs:
+        then, now = (" with ".join(each.programs) for each in (former.key, key))
+        why = f"it is for {then or 'no program'}, and this is {now or 'none'}"
+    else:
+        why = "it is for another project or folder"
+    before, asked = _items(loaded, former)
+    name = f"{loaded.plugin.id} ({loaded.plugin.contract})"
+    head = f"{name}; your yes of {day(former.when)} does not count: {why}"
+    marks = ("  " if item in before else "+ " for item in asked)
+    lines = [mark + line[2:] for mark, line in zip(marks, item_lines(asked), strict=True)]
+    lines += [f"- {line[2:]}" for line in item_lines(item for item in before if item not in asked)]
+    if added := item_lines(items_of(former.added, homes(os.environ))):
+        lines += [f"- {line[2:]}  (added by you)" for line in added]
+    say("\n".join(map(printable, (head, *lines))), sys.stdout)
+    say(f"\nTo allow it: {printable(command_for(subject))}", sys.stdout)
     return _DIFFERENT

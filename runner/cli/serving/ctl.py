@@ -1,4 +1,4 @@
-"""`runner ctl`: start, stop, reset and reload a daemon's plugins, drain the daemon, or open its page."""
+"""`runner ctl`: start, stop, reset and reload a daemon's plugins, list its calls, drain it, open its page."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+from runner.cli.serving.call_list import add_call_filters, given_filter, list_calls
 from runner.cli.serving.fleet_option import HELP as HELP_FLEET
 from runner.cli.serving.fleet_option import fleet_verb, with_fleet
 from runner.cli.serving.socket_option import add_socket, ask
-from runner.cli.serving.via import quote
+from runner.cli.serving.via import name_fault, quote
 from runner.cli.shared.text import say
 from runner.outcome import USAGE_ERROR
 from sandbox.document.diagnostic import printable
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 NAME = "ctl"
 EXAMPLE = "runner ctl reset notes"
+MIXES_ARGUMENTS = True  # options may stand between the action and the name
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 _OF_PLUGINS = ("start", "stop", "reset", "reload")
 _OF_DELIVERIES = ("remove",)
@@ -31,9 +33,10 @@ _OF_FLEETS = ("init", "dead", "show", "repeat", "quarantine", "release", "cancel
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
-        choices=(*_OF_PLUGINS, "drain", "open", *_OF_DELIVERIES, *_OF_FLEETS),
+        choices=(*_OF_PLUGINS, "calls", "drain", "open", *_OF_DELIVERIES, *_OF_FLEETS),
         help="start it now; stop it until it is started; reset forgets its failures and ends its quarantine;"
-        " reload reads its manifest again (without a NAME: the whole configuration); drain finishes the calls"
+        " reload reads its manifest again (without a NAME: the whole configuration); calls lists what was"
+        " called, the newest first, of one plugin or of all; drain finishes the calls"
         " in flight and ends the daemon; open prints a link to its page that works once, within a minute, and"
         " opens it on a desktop; remove drops a delivery that waits or is dead. With --fleet: init makes the"
         " streams; dead lists dead letters, show and repeat one of them; quarantine holds a plugin and drain"
@@ -58,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--reason", metavar="TEXT", default="", help="with quarantine and drain of a fleet: what callers read"
     )
     parser.add_argument("--end", action="store_true", help="with open: end all sessions of the page instead")
+    add_call_filters(parser)
     add_socket(parser)
 
 
@@ -74,6 +78,14 @@ def run(args: argparse.Namespace) -> int:
     if args.end and args.action != "open":
         say("runner ctl: --end goes with runner ctl open")
         return USAGE_ERROR
+    if args.action in (*_OF_PLUGINS, "calls") and (fault := name_fault(args.name or "")):
+        say(printable(f"runner ctl: {fault}"))
+        return USAGE_ERROR
+    if args.action != "calls" and (given := given_filter(args)):
+        say(f"runner ctl: {given} goes with runner ctl calls")
+        return USAGE_ERROR
+    if args.action == "calls":
+        return list_calls(args)
     if args.action == "open":
         return _end_sessions(args) if args.end else _open(args)
     if args.name is None and args.action not in ("drain", "reload"):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner.cli.serving.fleet_option import fleet_verb
 from runner.cli.serving.via import read_document, read_seconds, read_words, tell_answer
+from runner.cli.shared.text import say
+from sandbox.document.diagnostic import printable
 
 if TYPE_CHECKING:
     from runner.fleet.connection import FleetAddress
@@ -32,8 +35,19 @@ def _call(words: Sequence[str]) -> int:
     status, answer = asyncio.run(_submit(address, found[0], document, seconds, given))
     if "--no-wait" in given and status == 202:
         print(json.dumps(answer))
+        say(printable(f"runner call: to ask for the answer: {_asking(words, answer['id'])}"))
         return 0
     return tell_answer(status, answer, as_json="--json" in given)
+
+
+def _asking(words: Sequence[str], call: str) -> str:
+    """The same command line with the call's id as its key, which gets the answer of that call. A password in
+    the URL is not repeated."""
+    kept = [word for word in words if word not in ("--durable", "--no-wait")]
+    kept = ["URL" if "://" in word and "@" in word else word for word in kept]
+    if not any(word == "--key" or word.startswith("--key=") for word in kept):
+        kept += ["--key", call]
+    return shlex.join(("runner", "call", *kept))
 
 
 async def _submit(

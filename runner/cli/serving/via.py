@@ -66,6 +66,8 @@ def tell_error(status: int, found: Any, *, as_json: bool = False) -> int:
         return next(number for name, number in EXIT.items() if name == code)
     if code in _BUSY or status == 429:
         return EXIT["overloaded"]
+    if status == 501:  # the door has no such thing, whatever is asked of it: that of a fleet has no logs
+        return USAGE_ERROR
     if status in (401, 403):
         return EXIT["policy_denied"]
     return USAGE_ERROR if status < 500 else EXIT["internal"]
@@ -77,6 +79,13 @@ def quote(name: str) -> str:
     return "".join(
         char if char in safe else "".join(f"%{byte:02X}" for byte in os.fsencode(char)) for char in name
     )
+
+
+def name_fault(name: str) -> str:
+    """Why this cannot be the name of a plugin of a daemon, or ''."""
+    if "/" not in name:
+        return ""
+    return f"{name!a} is a path, and a daemon knows its plugins by their names; runner ps lists them"
 
 
 def read_words(
@@ -107,6 +116,8 @@ def read_words(
     # A line break in it would begin another header, or another request.
     if not (0 < len(key) <= _MOST_KEY and key.isascii() and key.isprintable()):
         raise ValueError(f"--key takes 1 to {_MOST_KEY} printable ASCII characters")
+    if option == "--via" and names and (fault := name_fault(names[0])):
+        raise ValueError(fault)
     if len(names) != 2 or not all(names):
         lists = "runner ps" if option == "--via" else "runner ps --fleet"
         raise ValueError(f"write runner call {place} PLUGIN NAME; {lists} lists the plugins")

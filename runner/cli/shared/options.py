@@ -147,7 +147,9 @@ def _limit_parser(name: str) -> Callable[[str], _LimitOption]:
 
 def add_manifest_choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--contract", metavar="NAME", help="read the manifest as this contract's, whatever its file name"
+        "--contract",
+        metavar="NAME",
+        help="read the manifest as this contract's, whatever its content and its file name",
     )
     parser.add_argument(
         "--server", metavar="NAME", help="which plugin of a manifest that lists several servers"
@@ -223,7 +225,8 @@ def contract_at_args(args: argparse.Namespace) -> str | None:
     from runner.manifest.load import contract_at
 
     several = getattr(args, "manifests", None)  # of `check`: the first counts
-    return contract_at(several[0] if several else args.manifest, args.contract)
+    server = getattr(args, "server", None)
+    return contract_at(several[0] if several else args.manifest, args.contract, server)
 
 
 def _file_text(flag: str, path: str) -> str:

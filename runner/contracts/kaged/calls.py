@@ -16,9 +16,10 @@ import uuid
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from runner.contracts.kaged import CONTEXT, hooks
-from runner.contracts.kaged.declared import Declared, DeclaredTool
-from runner.protocol.dialect import Call, CallRefused, Refusal, Violation
+from runner.contracts.kaged import CONTEXT, CONTRACT, hooks
+from runner.contracts.kaged.declared import Declared, DeclaredTool, declared_by
+from runner.plugin import Plugin
+from runner.protocol.dialect import Call, CallRefused, Refusal, Violation, stray_context
 from runner.protocol.memory import COMPILED, BoundedCache
 from runner.protocol.schema import Schema
 from runner.protocol.schema_cost import SchemaFault
@@ -101,6 +102,14 @@ class CallBook:
             message = f"the arguments do not fit the schema of {quoted(tool.name)}: {'; '.join(faults[:3])}"
             refusal = Refusal(token, _INVALID_PARAMS, message, "invalid_arguments", {"details": faults})
             raise CallRefused(refusal)
+
+
+def check_hook(plugin: Plugin, call: Call) -> None:
+    """Raises CallRefused."""
+    if stray := stray_context(call, CONTRACT.calls):
+        raise CallRefused(Refusal(0, _INVALID_PARAMS, stray, "invalid_context"))
+    declared = declared_by(plugin)
+    CallBook(plugin.id, declared).request(0, call, make_context(0, call, declared, "", make_id))
 
 
 def make_context(token: int, call: Call, declared: Declared, session_id: str, ids: Ids) -> dict[str, str]:

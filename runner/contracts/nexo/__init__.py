@@ -18,13 +18,16 @@ if TYPE_CHECKING:
 # Lists of a manifest, beside its tools.
 DECLARED = ("hooks", "channels", "llm_providers", "memory_backends")
 
+# Required keys of [plugin] that no other contract has.
+_OWN_KEYS = ("id", "min_nexo_version")
+
 
 class NexoContract(Contract):
     name = "nexo"
     about = "JSON-RPC lines on stdio, contract 1.10; described by a TOML manifest"
     format: Format = "toml"
     file_names = ("plugin.toml", "nexo-plugin.toml")
-    sign = "a [plugin] table"
+    sign = "id or min_nexo_version in a [plugin] table"
     no_command_hint = 'give the manifest a command: [plugin.entrypoint] command = "./plugin.py"'
     takes: Takes = ("hook_answers",)
     calls: Mapping[str, tuple[str, ...]] = {
@@ -41,11 +44,10 @@ class NexoContract(Contract):
 
     def recognises(self, document: Document) -> bool:
         data = document.data
-        # The second is the format before [plugin]. It is not hosted, but its manifests get a message that
-        # says how to port them.
-        # Another contract has a [plugin] table with a name and an ABI version, and no id.
+        # A [plugin] table alone is not a sign: another contract has one too, with a name and an ABI version.
         plugin = data.get("plugin")
-        return (isinstance(plugin, dict) and not ("abi_version" in plugin and "id" not in plugin)) or (
+        return (isinstance(plugin, dict) and not plugin.keys().isdisjoint(_OWN_KEYS)) or (
+            # The format before [plugin]. It is not hosted, but a message says how to port its manifests.
             data.get("manifest_version") == 1 and isinstance(data.get("transport"), dict)
         )
 

@@ -19,9 +19,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runner.contracts.nexo import DECLARED
+from runner.contracts.nexo import CONTRACT, DECLARED
 from runner.plugin import Plugin
-from runner.protocol.dialect import Call, CallRefused, Refusal, Violation
+from runner.protocol.dialect import Call, CallRefused, Refusal, Violation, stray_context
 from sandbox.document.diagnostic import did_you_mean, quoted
 from sandbox.speed.value import NamedTuple
 
@@ -54,6 +54,13 @@ def list_declared(token: int, call: Call, plugin: Plugin) -> list[dict[str, Any]
     if section not in DECLARED:
         raise CallRefused(Refusal(token, "-32601", f"there is no list of {quoted(call.name)}", "unsupported"))
     return [{"name": entry} for entry in dict(plugin.exports).get(section, ())]
+
+
+def check_hook(plugin: Plugin, call: Call) -> None:
+    """Raises CallRefused."""
+    if stray := stray_context(call, CONTRACT.calls):
+        raise CallRefused(Refusal(0, "-32602", stray, "invalid_context"))
+    request(0, call, plugin)
 
 
 def request(token: int, call: Call, plugin: Plugin) -> MethodCall:

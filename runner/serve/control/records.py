@@ -13,6 +13,7 @@ from typing import Any
 from runner.ledger.rows import cut
 from runner.outcome import outcome_document
 from runner.protocol.dialect import CallEnd
+from runner.serve.answers import read_moment
 from runner.serve.control.database import MOST_ROWS, BindingRow, RecordRow
 from runner.serve.refusal import Refused
 from runner.session.account import CallAccount
@@ -25,7 +26,6 @@ _TOLD = ("code", "phase", "cause", "message")  # of an outcome
 _SHORT = 500  # characters, of which each may take twelve bytes in JSON
 _GRANTED = ("policy", "network", "scratch", "seccomp", "limits", "unsandboxed")
 _MOST_QUERY = 256  # characters of a value
-_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?(Z|[+-]\d\d:\d\d)\Z", re.ASCII)
 
 
 def record_row(
@@ -129,28 +129,14 @@ def read_query(given: Mapping[str, str]) -> RecordQuery:
     if status not in (None, *STATUSES):
         raise _wrong(f"status is one of {', '.join(STATUSES)}")
     return RecordQuery(
-        _moment(given, "since"),
-        _moment(given, "until"),
+        read_moment(given, "since"),
+        read_moment(given, "until"),
         given.get("binding"),
         status,
         _number(given, "after", None),
         min(_number(given, "limit", 100) or 1, MOST_ROWS),
         given.get("org"),
     )
-
-
-def _moment(given: Mapping[str, str], key: str) -> float | None:
-    word = given.get(key)
-    if word is None:
-        return None
-    try:
-        if _TIME.match(word):
-            return datetime.fromisoformat(word.replace("Z", "+00:00")).astimezone(UTC).timestamp()
-        if re.fullmatch(r"\d{1,11}(\.\d{1,6})?", word, re.ASCII):
-            return float(word)
-    except (ValueError, OverflowError):
-        pass
-    raise _wrong(f"{key} is not a time: write 2026-01-31T12:00:00Z, or seconds since 1970")
 
 
 def _number(given: Mapping[str, str], key: str, default: int | None) -> int | None:

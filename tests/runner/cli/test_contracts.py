@@ -60,7 +60,7 @@ def test_text_has_the_same_values(runner_as_user: Caller) -> None:
         values = {row[2:11].strip(): row[12:] for row in rows}
         assert list(values) == [
             "manifest",
-            "or by",
+            "known by",
             "calls",
             "context",
             "lists",

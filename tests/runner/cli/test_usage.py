@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runner import __version__
+from runner.build import build_version
 from runner.cli import VERBS, verb_groups, verb_help, verb_module, verb_parser
 from runner.contracts.registry import contract_names
 from sandbox.policy.policy import LIMIT_NAMES
@@ -24,7 +24,7 @@ from tests.tables import one_case
 
 def test_version(runner_as_user: Caller) -> None:
     said = runner_as_user("--version")
-    assert (said.returncode, said.stdout, said.stderr) == (0, f"runner {__version__}\n", "")
+    assert (said.returncode, said.stdout, said.stderr) == (0, f"runner {build_version()}\n", "")
 
 
 def test_the_overview_has_every_verb_in_its_group(runner_as_user: Caller) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,9 @@ def test_the_same_answers_cold_at_the_door_and_in_the_fleet(
             for each in shelved:
                 ask_all_ways(runner_as, plugin_dir, bus.url, door, each)
             ask_the_door(door)
+            for words in (("logs", "mcp9"), ("ctl", "stop", "mcp9")):
+                done = runner_as(*words, "--socket", door.socket)
+                assert done.returncode == 2 and "belongs to the workers of a fleet" in done.stderr, done
             door.end()
         ask_by_the_library(bus.url)
         ask_by_verbs(runner_as, bus.url)
@@ -134,6 +138,15 @@ def ask_by_verbs(caller: Caller, url: str) -> None:
     call = ("call", *fleet, "--durable", "--key", "k.1", "mcp9", "greet", "--input", '{"name": "you"}')
     first, again = caller(*call), caller(*call)
     assert "Hello, you!" in first.stdout == again.stdout, (first, again)
+    # Without waiting: the line that gets the answer later is told, and works.
+    given = ("mcp9", "greet", "--input", '{"name": "later you"}')
+    left = caller("call", *fleet, "--durable", "--no-wait", *given)
+    assert left.returncode == 0 and set(json.loads(left.stdout)) == {"id"}, left
+    asking = shlex.split(left.stderr.partition("to ask for the answer: runner ")[2])
+    assert (
+        asking[-2:] == ["--key", json.loads(left.stdout)["id"]]
+        and "Hello, later you!" in caller(*asking).stdout
+    )
     rows = [
         (("call", *fleet, "none", "x"), 2, "no worker of the fleet has a plugin 'none'"),
         (("call", *fleet, "--policy", "open", "mcp9", "greet"), 2, "--policy does not go with --fleet"),

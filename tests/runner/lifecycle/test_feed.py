@@ -9,7 +9,7 @@ import trio
 import trio.testing
 
 from runner.lifecycle.exceptions import Overloaded, Unavailable, UnknownPlugin
-from runner.lifecycle.feed import LOG_BYTES, FeedSource, StderrLog
+from runner.lifecycle.feed import LOG_BYTES, FeedSource, LineTimes, LogPiece, StderrLog
 from runner.outcome import Outcome
 
 
@@ -53,6 +53,42 @@ def test_a_log_keeps_its_end() -> None:
     assert log.since(mark) == "" and log.since(mark - 7) == "099999\n"
     log.add(b"\xff")
     assert log.text.endswith("\n�")
+
+
+def test_a_log_knows_when_each_line_was_read() -> None:
+    now = 1_700_000_000.25
+    log, times = StderrLog(lambda: now), LineTimes()
+    log.add(b"one\ntwo, which is")
+    now += 1
+    log.add(b" long\n\nthr\xc3")
+    now += 1
+    log.add(b"\xa9e")
+    lines = "".join(map(times.write, log.lines()))
+    assert lines == (
+        "2023-11-14T22:13:20.250Z one\n2023-11-14T22:13:20.250Z two, which is long\n"
+        "2023-11-14T22:13:21.250Z \n2023-11-14T22:13:21.250Z thrée"
+    )
+    # What follows goes on in that line.
+    assert times.write(LogPiece("!\nfour", now)) == "!\n2023-11-14T22:13:22.250Z four"
+    assert times.write(LogPiece("\n", now)) + times.write(LogPiece("", now)) == "\n"
+
+
+def test_the_times_of_a_log_are_bounded() -> None:
+    """A plugin that writes byte by byte: the newest times stay exact, and no line has an earlier one than its
+    own."""
+    written = 0
+    log = StderrLog(lambda: float(written))
+    for number in range(20_000):
+        written = number
+        log.add(b"\n")
+    assert len(log._marks) <= 1024
+    told = [line.at for line in log.lines()]
+    assert (
+        len(told) == 20_000
+        and told == sorted(told)
+        and told[-500:] == [float(n) for n in range(19_500, 20_000)]
+    )
+    assert all(number <= at for number, at in enumerate(told))
 
 
 def test_refusals_can_be_sent_to_other_processes() -> None:

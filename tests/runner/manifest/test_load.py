@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
+from runner.contracts.registry import all_contracts, example_folder, find_contract
 from runner.manifest import load as manifest
-from runner.manifest.load import ManifestRead, find, load, load_all
+from runner.manifest.load import ManifestRead, contract_at, find, load, load_all, servers_at
+from runner.serve.sources import scan
 from sandbox.document.diagnostic import DocumentError
+from tests.conftest import Caller
 
 NEXO = """\
 [plugin]
@@ -110,10 +114,115 @@ def test_manifests_of_several_contracts_need_a_choice(tmp_path: Path) -> None:
     assert contract_of(load(str(tmp_path), contract="nexo")) == "nexo"
 
 
-def test_content_that_could_be_two_contracts_needs_a_choice(tmp_path: Path) -> None:
-    (tmp_path / "x.json").write_text(json.dumps({**json.loads(RUNE), **json.loads(MCP)}))
-    assert rules(load(str(tmp_path / "x.json"))) == ["manifest_ambiguous"]
-    assert contract_of(load(str(tmp_path / "x.json"), contract="mcp")) == "mcp"
+BOTH = """\
+[plugin]
+id = "demo"
+name = "demo"
+version = "1.0.0"
+description = "d"
+abi_version = 2
+min_nexo_version = ">=0.1.0"
+"""
+AINB = '[plugin]\nname = "demo"\nversion = "1.0.0"\nabi_version = 2\n'
+KAGED = "kaged_api: '1'\nname: demo\n"
+VAI = 'api_version = "vai.plugin.v1"\n'
+# The name of the file, its text, and who reads it: (contract) or the contracts that it could be of.
+DECIDED = [
+    ("manifest.toml", NEXO, "nexo"),  # the content decides
+    ("manifest.toml", AINB, "ainb"),
+    ("manifest.toml", VAI, "vai"),
+    ("vai-plugin.toml", NEXO, "nexo"),
+    ("plugin.toml", AINB, "ainb"),
+    ("rterm-plugin.json", MCP, "mcp"),
+    ("mcp.json", RUNE, "rune"),
+    (".cursor/mcp.json", RUNE, "rune"),
+    ("manifest.yaml", "mcpServers:\n- name: a\n  command: x\n", "mcp"),
+    ("kaged-plugin.yaml", KAGED, "kaged"),
+    ("manifest.toml", '[plugin]\nname = "x"\nversion = "1.0.0"\n', "ainb"),  # it tells nothing: the name does
+    ("plugin.toml", '[plugin]\nname = "x"\nversion = "1.0.0"\n', "nexo"),
+    ("vai-plugin.toml", "", "vai"),
+    ("manifest.yaml", "name: x\n", "kaged"),
+    ("rterm-plugin.json", "{}", "rune"),
+    ("mcp.json", "{} // nothing yet\n", "mcp"),
+    (".vscode/mcp.json", "{}", "mcp"),  # and the folder, where the name tells nothing
+    (".codex/config.toml", "", "mcp"),
+    ("manifest.toml", BOTH, "ainb or nexo"),  # it fits several, whatever the name is
+    ("plugin.toml", BOTH, "ainb or nexo"),
+    ("x.toml", BOTH, "ainb or nexo"),
+    ("mcp.json", json.dumps({**json.loads(RUNE), **json.loads(MCP)}), "mcp or rune"),
+    ("x.toml", '[plugin]\nname = "x"\n', ""),  # neither tells
+]
+
+
+def test_the_content_decides_the_contract_and_the_name_where_the_content_does_not(tmp_path: Path) -> None:
+    """Every way to read a manifest gives the same answer, also for a folder, and with the contract chosen."""
+    for at, (name, text, expected) in enumerate(DECIDED):
+        path = tmp_path / str(at) / name
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+        given = [str(path)]
+        if path.name in (each for contract in all_contracts() for each in contract.file_names):
+            given.append(str(path.parent))
+        for each in given:
+            loaded, [checked] = load(each), load_all(each)
+            assert {one.rule for one in loaded.diagnostics} <= {one.rule for one in checked.diagnostics}
+            if " or " not in expected and expected:
+                assert contract_at(each) == expected, (name, text)
+                if loaded.plugin is not None:
+                    assert contract_of(loaded) == expected
+                assert find_contract(expected).configurations is None or servers_at(each) == _servers(text)
+                continue
+            assert contract_at(each) is None and servers_at(each) == ()
+            [refused] = loaded.diagnostics
+            assert refused.rule == ("manifest_ambiguous" if expected else "manifest_unknown"), (name, text)
+            assert not expected or f"a manifest of {expected}" in refused.message
+            for contract in filter(None, expected.split(" or ")):
+                assert f"--contract {contract}" in refused.hint
+                assert contract_at(each, contract) == contract
+                chosen = load(each, contract=contract)
+                assert "manifest_missing" not in [one.rule for one in chosen.diagnostics], (name, contract)
+
+
+def test_the_verbs_and_the_daemon_agree(runner_as: Caller, plugin_dir: Path) -> None:
+    """`runner exec manifest.toml`, where that is another contract's name."""
+    shutil.copytree(example_folder("nexo"), plugin_dir / "it", ignore=shutil.ignore_patterns("__pycache__"))
+    folder = plugin_dir / "it"
+    folder.chmod(0o755)
+    (folder / "plugin.toml").rename(folder / "manifest.toml")
+    plugin = load(str(folder)).plugin
+    assert plugin is not None and plugin.contract == "nexo"
+    call = find_contract("nexo").example
+    initialize = '{"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {}}\n'
+    rows = (
+        (("check", "manifest.toml"), f"ok: {plugin.id} {plugin.version} (nexo)"),
+        (("check", "."), f"ok: {plugin.id} {plugin.version} (nexo)"),
+        (("explain", "manifest.toml"), f"{plugin.id} {plugin.version} (nexo)"),
+        (("exec", "manifest.toml"), '"result"'),
+        (("call", "manifest.toml", call.call, "--input", call.input), "Hello"),
+    )
+    for words, expected in rows:
+        done = runner_as(*words, cwd=folder, input=initialize)
+        assert done.returncode == 0 and expected in done.stdout, (words, done.stdout, done.stderr)
+    [source] = scan((str(plugin_dir),)).sources
+    assert (source.name, source.plugin.contract) == (plugin.id, "nexo")
+
+
+def _servers(text: str) -> tuple[str, ...]:
+    return ("time",) if text == MCP else ("a",) if text.startswith("mcpServers") else ()
+
+
+def test_the_contract_comes_from_the_cache_and_is_decided_anew_if_the_content_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RUNNER_CACHE", "on")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "manifest.toml"
+    for text, contract in ((NEXO, "nexo"), (AINB, "ainb"), (NEXO, "nexo")):
+        path.write_text(text)
+        assert contract_of(load(str(path))) == contract_of(load(str(path))) == contract
+        with monkeypatch.context() as patched:
+            patched.setattr(manifest, "_recognise", None)  # nothing is parsed
+            assert contract_at(str(path)) == contract
 
 
 def test_a_rune_bundle_may_be_unpacked_one_level_down(tmp_path: Path) -> None:

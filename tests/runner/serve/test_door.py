@@ -598,28 +598,33 @@ async def test_deliveries_belong_to_who_posted_them(plugin_dir: Path) -> None:
             return status(raw), json.loads(raw.partition(b"\r\n\r\n")[2])
 
         assert (await ask("POST", "/plugins/acme.kit/stop", by_token=False))[0] == 200  # so that all wait
-        event = {"id": "order-1", "plugin": "acme.kit", "hook": "notify", "event": {"a": 1}}
+
+        def told(**summary: int) -> dict[str, Any]:
+            about = {"occurred_at": "2026-01-01T00:00:00Z", "subject": {"kind": "run", "id": "run_1"}}
+            return {"type": "run.completed", **about, "summary": summary}
+
+        event = {"id": "order-1", "plugin": "acme.kit", "hook": "notify", "event": told(a=1)}
         theirs = Delivery(
             posted_id("cert:CN=bob", "order-1"), "acme.kit", "notify", "{}", "{}", "cert:CN=bob"
         )
         await door.ledger.enqueue(theirs)
         # Whoever has the id already: it is another's.
-        assert (await ask("POST", "/deliveries", {**event, "event": {"b": 2}}, by_token=False))[0] == 202
+        assert (await ask("POST", "/deliveries", {**event, "event": told(b=2)}, by_token=False))[0] == 202
         own = await ask("POST", "/deliveries", event)
         assert own[0] == 202 and own[1]["poster"] == "token" and own[1]["id"] != "order-1"
         assert (await ask("POST", "/deliveries", event))[1]["id"] == own[1]["id"]  # twice is once
-        assert (await ask("POST", "/deliveries", {**event, "event": {}}))[0] == 409
-        spread = await ask("POST", "/deliveries", {"id": "all", "event": {"type": "run.completed"}})
+        assert (await ask("POST", "/deliveries", {**event, "event": told()}))[0] == 409
+        spread = await ask("POST", "/deliveries", {"id": "all", "event": told()})
         assert spread[0] == 202 and len(spread[1]["deliveries"]) > 0
         assert spread[1]["id"] == posted_id("token", "all")
         # By its id and by the given one.
         for name in (own[1]["id"], "order-1", spread[1]["deliveries"][0]["id"]):
             assert (await ask("GET", f"/deliveries/{name}"))[0] == 200
-        assert json.loads((await ask("GET", "/deliveries/order-1"))[1]["event"]) == {"a": 1}
+        assert json.loads((await ask("GET", "/deliveries/order-1"))[1]["event"]) == told(a=1)
         operators = await ask("GET", "/deliveries/order-1", by_token=False)
         assert (operators[1]["poster"], json.loads(operators[1]["event"])) == (
             f"uid:{os.geteuid()}",
-            {"b": 2},
+            told(b=2),
         )
         await ask("POST", "/deliveries", {**event, "id": "of the operator"}, by_token=False)
         for name in (theirs.id, "of%20the%20operator"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from runner.build import build_version
 from runner.contracts.registry import all_contracts
 from runner.ledger.rows import UNKNOWN
 from runner.serve.client import Client, NoDaemon
@@ -49,6 +51,9 @@ def event(summary: dict[str, Any]) -> dict[str, Any]:
     return {"type": "run.completed", "occurred_at": when, "subject": subject, "summary": summary}
 
 
+HOOK = {"plugin": "acme.devkit", "hook": "notify", "event": event({})}
+
+
 # --- one daemon, many questions -----------------------------------------------------------------------------
 
 
@@ -62,7 +67,9 @@ def test_what_the_door_and_the_verbs_offer(runner_as: Caller, shelf: Path) -> No
         check_verbs(runner_as, served)
         check_imports(runner_as, served)
         check_records(served, runner_as)
-        assert "draining" in served.end()
+        said = served.end()
+    assert f"ready at {served.socket}, with 2 plugins; version {build_version()}\n" in said
+    assert "draining" in said
     assert not os.path.exists(served.socket)
 
 
@@ -153,6 +160,13 @@ def check_refusals(served: Served) -> None:
         (("POST", call, {"tool": "nothing"}), (422, "plugin_error")),
         (("POST", call, {"tool": "greet", "kind": "hook"}), (400, "invalid_call")),
         (("GET", "/calls?most=x", None), (400, "invalid_query")),
+        (("GET", "/calls?since=yesterday", None), (400, "invalid_query")),
+        (("GET", "/calls?until=-1", None), (400, "invalid_query")),
+        (("GET", "/calls?plugins=greeter", None), (400, "invalid_query")),
+        (("GET", "/calls?most=1&most=2", None), (400, "invalid_query")),
+        (("GET", "/calls?after=none", None), (400, "invalid_query")),
+        (("GET", "/deliveries?after=none", None), (400, "invalid_query")),
+        (("GET", "/plugins?state=ready", None), (400, "invalid_query")),
         (("GET", "/calls/none", None), (404, "no_such_call")),
         (("GET", "/deliveries?state=lost", None), (400, "invalid_query")),
         (("GET", "/deliveries/none", None), (404, "no_such_delivery")),
@@ -160,6 +174,14 @@ def check_refusals(served: Served) -> None:
         (("DELETE", "/deliveries/none", None), (404, "no_such_delivery")),
         (("POST", "/deliveries", {"plugin": "greeter"}), (400, "invalid_delivery")),
         (("POST", "/deliveries", {"plugin": "x", "hook": "y", "event": {}}), (404, "unknown_plugin")),
+        # What no attempt could deliver: there is no such hook, no hooks at all, the event or its context is
+        # wrong.
+        (("POST", "/deliveries", {**HOOK, "hook": "nothing"}), (404, "tool_not_exposed")),
+        (("POST", "/deliveries", {**HOOK, "hook": "reader"}), (404, "tool_not_exposed")),
+        (("POST", "/deliveries", {**HOOK, "plugin": "greeter"}), (400, "invalid_call")),
+        (("POST", "/deliveries", {**HOOK, "event": {"a": 1}}), (400, "invalid_call")),
+        (("POST", "/deliveries", {**HOOK, "context": {"colour": 1}}), (400, "invalid_call")),
+        (("POST", "/deliveries", {"event": {"type": "run.completed"}}), (400, "invalid_call")),
     ]
 
     def check(asked: str, wanted: tuple[int, str]) -> None:
@@ -171,6 +193,8 @@ def check_refusals(served: Served) -> None:
     for deadline in ("soon", "-1", "nan"):
         assert served.call("greeter", "greet", {"name": "x"}, Runner_Deadline=deadline)[0] == 400
     assert served.call("greeter", "greet", {"name": "x"}, Idempotency_Key="x" * 256)[0] == 400
+    assert served.ask("GET", "/deliveries")[1]["deliveries"] == []  # nothing of these is stored
+    assert served.ask("GET", "/health?from=balancer")[1]["version"] == build_version()
 
 
 def check_plugins(served: Served) -> None:
@@ -207,7 +231,16 @@ def check_verbs(caller: Caller, served: Served) -> None:
         ((*via, "greeter"), (2, "runner call --via SOCKET PLUGIN NAME")),
         ((*via, "--policy", "open", "greeter", "greet"), (2, "--policy does not go with --via")),
         (("call", "--via", "/nowhere", "greeter", "greet"), (10, "no daemon answers at /nowhere")),
-        (("ctl", *at, "stop", "greeter"), (0, "greeter: stopped")),
+        ((*via, "/srv/plugins/greeter", "greet"), (2, "knows its plugins by their names; runner ps lists")),
+        (("logs", *at, "./greeter"), (2, "'./greeter' is a path")),
+        (("ctl", *at, "stop", "/srv/greeter"), (2, "'/srv/greeter' is a path")),
+        (("ctl", "stop", *at, "greeter"), (0, "greeter: stopped")),
+        (("ctl", "start", "--end", *at, "greeter"), (2, "--end goes with runner ctl open")),
+        (("ctl", "start", "--most", "3", *at, "greeter"), (2, "--most goes with runner ctl calls")),
+        (("ctl", "calls", "--most", "0", *at), (2, "--most 0: write a number")),
+        (("ctl", "calls", "--since", "soon", *at), (2, "--since soon: it is not a time")),
+        (("ctl", "calls", "--since", "0T", *at), (2, "since is not a time")),
+        (("ctl", "calls", "--after", "none", *at), (2, "begin again without")),
         (("ctl", *at, "start", "greeter"), (0, "greeter: ready")),
         (("ctl", *at, "reload"), (0, "")),
         (("ctl", *at, "start"), (2, "runner ctl start NAME")),
@@ -222,7 +255,8 @@ def check_verbs(caller: Caller, served: Served) -> None:
         assert "Traceback" not in done.stderr
 
     check_rows(rows, check)
-    hook = {"plugin": "acme.devkit", "hook": "notify", "event": event({})}
+    check_list_of_calls(caller, served)
+    hook = HOOK
     assert served.ask("POST", "/plugins/acme.devkit/stop")[0] == 200
     assert served.ask("POST", "/deliveries", {**hook, "id": "it waits"})[0] == 202
     removed = "it waits: removed, for notify of acme.devkit"
@@ -234,7 +268,8 @@ def check_verbs(caller: Caller, served: Served) -> None:
     with following, bounded(following):
         assert following.stdout is not None
         assert served.ask("POST", "/deliveries", hook)[0] == 202
-        assert any(b'"delivery_id"' in line for line in following.stdout)
+        told = next(line for line in following.stdout if b'"delivery_id"' in line)
+        assert re.match(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z {", told)
         following.send_signal(signal.SIGINT)
     # On a terminal: lines are lines, and what a terminal would obey is not.
     ours, terminal = os.openpty()
@@ -246,6 +281,36 @@ def check_verbs(caller: Caller, served: Served) -> None:
             while part := screen.read(4096):
                 told += part
     assert done.returncode == 0 and told.count(b"\r\n") > 0 and b"\\n" not in told, told
+
+
+def check_list_of_calls(caller: Caller, served: Served) -> None:
+    """`GET /calls` and `runner ctl calls`: in pages, by plugin, outcome and time."""
+    every = served.ask("GET", "/calls?most=1000")[1]["calls"]
+    times = [each["accepted"] for each in every]
+    # A time between two calls, where most lies between them.
+    at = max(range(1, len(times)), key=lambda number: times[number - 1] - times[number])
+    border = f"{(times[at - 1] + times[at]) / 2:.6f}"
+
+    def ids(query: str) -> list[str]:
+        return [each["id"] for each in served.ask("GET", f"/calls?most=1000&{query}")[1]["calls"]]
+
+    assert (ids(f"since={border}"), ids(f"until={border}")) == (ids("")[:at], ids("")[at:])
+    assert ids("since=2100-01-01T00:00:00Z") == ids("until=1970-01-02T00:00:00Z") == []
+    words = ("ctl", "calls", "--json", "--socket", served.socket)
+    pages: list[str] = []
+    for _ in range(3):
+        after = ("--after", pages[-1]) if pages else ()
+        done = caller(*words, "--most", "2", *after)
+        pages += [json.loads(line)["id"] for line in done.stdout.splitlines()]
+        assert done.returncode == 0 and f"--after {pages[-1]}" in done.stderr, done
+    assert pages == [each["id"] for each in every][:6]
+    done = caller(
+        "ctl", "calls", "--code", "crashed", "--since", "1h", "--socket", served.socket, "acme.devkit"
+    )
+    titles, *rows = done.stdout.splitlines()
+    assert titles.split()[:5] == ["ACCEPTED", "ID", "PLUGIN", "CALLED", "OUTCOME"] and not done.stderr
+    assert rows and all(" acme.devkit  reader  crashed  " in row for row in rows), rows
+    assert caller(*words, "--until", "1h").stdout == ""
 
 
 @contextlib.contextmanager
@@ -413,6 +478,19 @@ def test_a_changed_configuration_is_followed_and_a_bad_file_keeps_its_plugins(
         assert fault["path"] == str(shelf / "plugins/words") and fault["message"]
         assert set(served.states()) == {"greeter", "second", "acme.devkit"}
         assert served.call("greeter", "greet", {"name": "x"})[0] == 200
+        # Also where it has to be started again, and where each call has a process of its own.
+        assert served.ask("POST", "/plugins/greeter/stop")[0] == 200
+        assert served.ask("POST", "/plugins/greeter/start")[1]["state"] == "ready"
+        manifest = shelf / "plugins/devkit/vai-plugin.toml"
+        whole = manifest.read_text()
+        manifest.write_text("[[")
+        assert wait_for(lambda: len(served.ask("GET", "/health")[1]["configuration"]) == 2)
+        assert served.call("acme.devkit", "peek", {})[0] == 200
+        assert served.ask("POST", "/deliveries", HOOK)[0] == 202
+        manifest.write_text(whole.replace('id = "peek"', 'id = "look"'))
+        assert wait_for(lambda: len(served.ask("GET", "/health")[1]["configuration"]) == 1)
+        assert served.call("acme.devkit", "peek", {})[0] == 404
+        assert served.call("acme.devkit", "look", {})[0] == 200
         # What no approval covers is known and does not start.
         (shelf / "data").mkdir()
         (shelf / "plugins/greedy").mkdir()

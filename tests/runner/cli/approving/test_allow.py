@@ -105,6 +105,37 @@ def test_more_asked_is_not_covered_by_the_old_yes(server: Server) -> None:
     assert server.allow("--diff").returncode == 0
 
 
+def test_after_an_upgrade_the_difference_to_the_former_yes_is_shown(user_server: Server) -> None:
+    """Its command line is another, or its file. Nothing of the former yes counts, so all is shown."""
+    server, folder = user_server, user_server.file.parent
+    assert server.allow("--yes", "--net", "old.example").returncode == 0
+    server.write({"read": [str(server.data), str(server.more)]}, ["--version=2", str(server.data / "text")])
+    upgraded = server.allow("--diff")
+    server.file = folder / "2.0" / "mcp.json"
+    server.file.parent.mkdir()
+    server.write({"read": [str(server.more)]})
+    moved = server.allow("--diff")
+    for diff, why, marks in (
+        (upgraded, "its command or arguments are others now", (" ", "+", "-")),
+        (moved, f"it is for {folder / 'mcp.json'}", ("-", "+", "-")),
+    ):
+        assert (diff.returncode, diff.stderr) == (1, ""), diff
+        head, *lines = diff.stdout.splitlines()
+        assert head.startswith("one (mcp); your yes of 20") and head.endswith(f"does not count: {why}"), head
+        found = [
+            next((line[0] for line in lines if text in line), "")
+            for text in (f"{server.data} ".rstrip(), str(server.more), "old.example")
+        ]
+        assert tuple(found) == marks, diff.stdout
+        assert lines[-1].startswith("To allow it: runner allow ")
+    # Of another name there is none, and a yes for the upgrade is an end of it.
+    server.write({"read": [str(server.more)]}, name="two")
+    assert "you have allowed nothing for this plugin" in server.allow("--diff").stderr
+    server.write({"read": [str(server.more)]})
+    assert server.allow("--yes").returncode == 0
+    assert "it asks for the same as then" in server.allow("--diff").stdout
+
+
 @pytest.mark.usefixtures("nothing_left")
 def test_less_asked_is_covered(server: Server) -> None:
     server.write({"read": [str(server.data), str(server.more)]})

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import runner
+from runner.contracts.kaged import CONTRACT
 from runner.contracts.kaged.declared import Declared, DeclaredKnob
 from runner.contracts.kaged.dialect import FRAME_LIMIT, KagedDialect, make
 from runner.contracts.kaged.notifications import DEGRADED_WINDOWS, PER_SECOND
+from runner.contracts.registry import check_hook
 from runner.protocol.dialect import (
     Alive,
     Answer,
@@ -475,6 +477,23 @@ def test_a_hook_that_the_manifest_does_not_subscribe_to_is_never_sent() -> None:
     refused = refusal(conversation, Call("hook", "pre_compact"))
     assert isinstance(refused, Violation)
     assert refused.code == "tool_not_exposed"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        Call("hook", "pre_compac"),
+        Call("hook", "pre_compact", [1]),
+        Call("hook", "on_session_start", {"colour": "red"}),
+        Call("hook", "on_session_start", {}, {"colour": "red"}),
+        Call("hook", "on_session_start", {}, {"agent_path": "elsewhere"}),
+    ],
+)
+def test_an_event_is_refused_before_it_waits_as_its_call_would_be(call: Call) -> None:
+    with pytest.raises(CallRefused) as caught:
+        check_hook(CONTRACT, plugin(), call)
+    refused = refusal(ready(), call)
+    assert caught.value.event == refused._replace(call=0)
 
 
 def test_a_call_before_the_handshake() -> None:

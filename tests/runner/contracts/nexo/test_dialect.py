@@ -15,6 +15,7 @@ from runner.contracts.nexo import tools as catalogue
 from runner.contracts.nexo.dialect import FRAME_LIMIT, NexoDialect, make
 from runner.contracts.nexo.events import Stamp, stamp
 from runner.contracts.nexo.hooks import CONTINUE
+from runner.contracts.registry import check_hook
 from runner.plugin import Plugin
 from runner.protocol.dialect import (
     Answer,
@@ -811,6 +812,16 @@ def test_what_comes_after_a_cancellation_is_late() -> None:
 # --- hooks ------------------------------------------------------------------------------------------------
 
 GREET = Call("hook", "greet", {"body": "x"})
+
+
+@pytest.mark.parametrize("call", [GREET._replace(name="gree"), GREET._replace(context={"colour": "red"})])
+def test_an_event_is_refused_before_it_waits_as_its_call_would_be(call: Call) -> None:
+    check_hook(CONTRACT, DEMO, GREET)
+    with pytest.raises(CallRefused) as caught:
+        check_hook(CONTRACT, DEMO, call)
+    with pytest.raises(CallRefused) as called:
+        ready().call(0, call)
+    assert caught.value.event == called.value.event
 
 
 @pytest.mark.parametrize(
