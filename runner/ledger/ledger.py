@@ -31,9 +31,13 @@ class Ledger(DatabaseThread[LedgerFile]):
                 if not await self.do(LedgerFile.forget_keys):
                     raise
 
+    async def ask(self, invocation: str, now: float) -> None:
+        """Write that the plugin is asked. When this returns, that survives the end of this process."""
+        await self.do(LedgerFile.ask, invocation, now)
+
     async def end(self, invocation: str, ended: EndOfCall) -> None:
         """Write the outcome of a call. If that cannot be done now, it is done before the next transaction;
-        if this process dies before, the outcome is `unknown`."""
+        if this process dies before, the outcome is `unknown`, or `not_started`."""
         await self.finish(lambda file: file.end(invocation, ended))
 
     async def enqueue(self, delivery: Delivery) -> DeliveryRow:

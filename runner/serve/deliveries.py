@@ -8,6 +8,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import trio
@@ -22,6 +23,7 @@ from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import Outcome
 from runner.serve.desk import CallTarget, DoorCall
 from runner.serve.metrics import Metrics
+from runner.session.account import CallAccount, open_account
 
 _MOST_AT_ONCE = 16
 _MOST_SLEEP_SECONDS = 60.0  # the clock of the machine may be set meanwhile
@@ -94,10 +96,11 @@ class Deliveries:
         verdict: Verdict = "retry"
         outcome = Outcome("cancelled", "call", "the daemon ends", "draining")
         invocation: dict[str, Any] | None = None
-        began, started = time.monotonic(), time.time()
+        began, row = time.monotonic(), attempt.delivery
+        account = CallAccount()
         try:
-            row = attempt.delivery
-            result = await self._call(attempt)
+            with open_account(partial(self._ledger.ask, attempt.invocation)) as account:
+                result = await self._call(attempt)
             verdict, outcome, invocation = "acked", Outcome("ok", "call", ""), result.invocation
         except (PluginError, PluginFailure) as error:
             outcome, invocation = error.outcome, error.invocation
@@ -110,9 +113,8 @@ class Deliveries:
             self._running -= Counter([owner_of(row)])
             record = record_of(outcome, invocation)
             with trio.CancelScope(shield=True):
-                await self._ledger.settle(
-                    attempt, verdict, EndOfCall(outcome.code, record=record, started=started), outcome.message
-                )
+                ended = EndOfCall(outcome.code, record=record, started=account.asked)
+                await self._ledger.settle(attempt, verdict, ended, outcome.message)
             self._metrics.delivery(verdict)
             self._metrics.call(row.plugin, outcome.code, outcome.cause, time.monotonic() - began)
             self.wake()
