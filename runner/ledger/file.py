@@ -513,6 +513,12 @@ class LedgerFile(SqliteFile):
         )
         return _bounded(map(DeliveryRow._make, rows))
 
+    def open_deliveries(self) -> dict[DeliveryState, int]:
+        """How many deliveries there are, by state, of those that somebody may have to look at."""
+        states: tuple[DeliveryState, ...] = ("queued", "running", "dead")
+        query = "SELECT COUNT(*) FROM deliveries WHERE state = ?"
+        return {state: self._connection.execute(query, (state,)).fetchone()[0] for state in states}
+
     def next_due(self, busy: Sequence[str] = (), after: float = 0.0) -> float | None:
         """When the next delivery is due, after a time, but for those of the plugins that are `busy`."""
         marks = ", ".join("?" * len(busy))

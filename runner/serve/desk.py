@@ -32,6 +32,7 @@ from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import Outcome
 from runner.protocol.memory import size_of
 from runner.protocol.secrets import Secrets
+from runner.serve.alerts import Alerts
 from runner.serve.metrics import Metrics
 from runner.serve.refusal import STATUS, Refused, error_document, outcome_error
 from runner.serve.roster import Roster
@@ -97,11 +98,19 @@ class _InFlight(NamedTuple):
 
 
 class Desk:
-    def __init__(self, supervisor: Supervisor, ledger: Ledger, roster: Roster, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        ledger: Ledger,
+        roster: Roster,
+        metrics: Metrics,
+        alerts: Alerts | None = None,
+    ) -> None:
         self._supervisor = supervisor
         self._roster = roster
         self._ledger = ledger
         self._metrics = metrics
+        self._alerts = alerts or Alerts()
         self._in_flight: dict[str, _InFlight] = {}
         self.draining = False
 
@@ -156,6 +165,7 @@ class Desk:
             raise Refused(409, "key_reused", str(reused), "use a new key for each call") from None
         except KeysFull as full:
             hint = "come back later, or call without a key; runner serve --ledger-size has room for more keys"
+            self._alerts.tell("full share", f"{full}; {hint}")
             raise Refused(429, "overloaded", str(full), hint, retry_after=_KEYS_SECONDS) from None
         except LedgerUnusable as unusable:
             message = f"{_UNRECORDED}: {unusable}"

@@ -259,10 +259,8 @@ class RunningBindings:
                 with suppress(PluginFailure):
                     bound = await self.find(row.plugin.removeprefix(PREFIX))
             if bound is not None:
-                message = (
-                    "the daemon ended before " + ("the call did", "it asked the plugin")[not row.started]
-                )
-                outcome = Outcome("crashed", "call", message, "daemon")
+                what = "the call did" if row.started else "it asked the plugin"
+                outcome = Outcome("crashed", "call", f"the daemon ended before {what}", "daemon")
                 call = BindingCall(self, bound)
                 call.accept(row.id, row.input_bytes)
                 end = CallEnd(outcome, written=bool(row.started), began=row.accepted, ended=row.ended or 0.0)

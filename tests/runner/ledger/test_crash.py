@@ -99,8 +99,8 @@ def check_calls(file: LedgerFile, said: list[list[Any]]) -> None:
     assert {name: rows[name].code for name in ended} == ended
     assert {rows[name].code for name in set(ran) - ending} <= {UNKNOWN}
     assert {rows[name].code for name in set(accepted) - asking - ending} <= {NOT_STARTED}
-    # A key has one call that counts. Another came only if the first was not asked, which left the key free, or
-    # after its outcome was lost, and then only if its effect may be repeated.
+    # A key has one call that counts. Another came only if the first was not asked, which left the key free,
+    # or after its outcome was lost, and then only if its effect may be repeated.
     for row in rows.values():
         is_free = row.code in (NOT_STARTED, "launch_failed")
         assert is_free == (row.started is None) and not (is_free and row.id in ran), row
