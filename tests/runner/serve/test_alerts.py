@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 import trio.testing
 
 from runner.serve.alerts import MOST_LINES, WINDOW_SECONDS, Alerts
 
 
+@pytest.mark.trio
 async def test_a_flood_of_one_kind_is_counted_and_hides_no_other(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
