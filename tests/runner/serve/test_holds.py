@@ -19,12 +19,13 @@ from tests.runner.serve.test_serve import GREEDY, event
 from tests.tables import check_rows, wait_for
 
 GREET = ("greeter", "greet", {"name": "you"})
-# plugin -> the call of it that never comes to it, the status of the answer and the code
+# Key -> a call that never comes to its plugin, the status of the answer and the code
 UNREACHABLE: dict[str, tuple[tuple[str, str, Any], int, str]] = {
     "broken": (("broken", "greet", {}), 503, "quarantined"),
     "absent": (("absent", "greet", {}), 502, "launch_failed"),
     "greedy": (("greedy", "greet", {}), 403, "policy_denied"),
     "greeter": (GREET, 499, "cancelled"),
+    "acme.devkit": (("acme.devkit", "nothing", {}), 404, "tool_not_exposed"),
 }
 
 
