@@ -122,7 +122,7 @@ def repeat_at_the_door(caller: Caller, url: str, door: Served) -> None:
     call, headers = ("mcp9", "greet", {"name": "you"}), {"Idempotency-Key": "held"}
     held = caller("ctl", "--fleet", url, "quarantine", "mcp9")
     assert held.returncode == 0, held
-    refused = []
+    refused: list[str] = []
     while len(refused) < 2:
         status, found = door.call(*call, **headers)
         if status == 200:  # the hold is not known yet; that key is taken
