@@ -11,6 +11,7 @@ from typing import Any
 import trio
 
 from runner.contracts.registry import contract_names, find_contract
+from runner.exceptions import PluginError, PluginFailure
 from runner.fleet.client import DURABLE_KINDS, FleetPlugin
 from runner.fleet.connection import FleetAddress, NoFleet
 from runner.fleet.library import Fleet, open_fleet
@@ -22,13 +23,20 @@ from runner.lifecycle.feed import BoundedFeed, LogPiece
 from runner.lifecycle.machine import StateName
 from runner.lifecycle.spec import LifecycleNews, Status
 from runner.lifecycle.supervisor import Supervisor
+from runner.outcome import Code
 from runner.protocol.dialect import Kind
 from runner.serve.refusal import Refused
 from runner.serve.roster import Roster
 from runner.serve.sources import SourceFault
+from runner.session import account
 from runner.session.pending import OnProgress
 
 _LOOK_SECONDS = 2.0
+# Outcomes of calls about which no plugin was asked.
+_NEVER_RAN: tuple[Code, ...] = (
+    *("launch_failed", "sandbox_unavailable", "overloaded", "quarantined"),
+    *("policy_denied", "policy_invalid", "manifest_invalid", "invalid_call"),
+)
 
 
 class FleetSupervisor(Supervisor):
@@ -105,6 +113,7 @@ class FleetSupervisor(Supervisor):
             # The door's own ledger repeats it. The same attempt is made once.
             call = f"{(context or {})['delivery_id']}~{(context or {}).get('attempt', 1)}"
         self._calls += 1
+        await account.ask()
         try:
             return await self._fleet.call(
                 *(name, tool, input),
@@ -115,6 +124,16 @@ class FleetSupervisor(Supervisor):
                 call=call,
                 retry=call is None,
             )
+        except UnknownPlugin:
+            account.withdraw()
+            raise
+        except (PluginError, PluginFailure) as error:
+            # Who cannot reach the fleet does not know whether a durable call was stored.
+            known = self.known.get(name)
+            durable = kind in DURABLE_KINDS or (known is not None and kind is None and tool in known.durable)
+            if error.outcome.code in _NEVER_RAN and not (durable and error.outcome.cause == "no_fleet"):
+                account.withdraw()
+            raise
         finally:
             self._calls -= 1
             if not self._calls:

@@ -38,7 +38,11 @@ class DatabaseThread(Generic[File]):
         self._turn = trio.Lock()
         self._waiting: list[_Waiting] = []
         self._owed: list[Order] = []  # orders that could not be written yet
-        self.fault = ""  # why the last transaction failed; empty: it did not
+        self._changes = file.changes
+        # Why a transaction failed; empty: none did since something was last written. Reading alone does not
+        # clear it: a disk without room can be read.
+        self.fault = ""
+        self.on_fault: Callable[[str], None] = lambda fault: None  # called when that changes
 
     @property
     def path(self) -> str:
@@ -73,13 +77,14 @@ class DatabaseThread(Generic[File]):
             raise waiting.error
         return waiting.result
 
-    async def finish(self, order: Order) -> None:
-        """Carry out an order. If that cannot be done now, it is done before the next transaction; if this
-        process dies before, it is lost."""
+    async def finish(self, order: Order) -> Any:
+        """Carry out an order, and return its result. If that cannot be done now, it is done before the next
+        transaction, and this returns None; if this process dies before, it is lost."""
         try:
-            await self.submit(order)
+            return await self.submit(order)
         except DatabaseUnusable:
             self._owed.append(order)
+            return None
 
     async def flush(self) -> bool:
         """Try to write the outcomes that are owed. Returns whether none is left."""
@@ -93,6 +98,11 @@ class DatabaseThread(Generic[File]):
         await self.flush()
         with trio.CancelScope(shield=True):
             await trio.to_thread.run_sync(self._file.close)
+
+    def _note_fault(self, fault: str) -> None:
+        changed, self.fault = fault != self.fault, fault
+        if changed:
+            self.on_fault(fault)
 
     async def _write_waiting(self) -> None:
         batch, self._waiting = self._waiting, []
@@ -108,9 +118,11 @@ class DatabaseThread(Generic[File]):
             self._owed[:0] = owed
             results = [error] * len(batch)
             hint = f"; {error.hint}" if isinstance(error, DatabaseUnusable) else ""
-            self.fault = f"{error}{hint}"
+            self._note_fault(f"{error}{hint}")
         else:
-            self.fault = ""
+            if self._file.changes != self._changes:
+                self._note_fault("")
+        self._changes = self._file.changes
         for each, result in zip(batch, results, strict=True):
             each.done = True
             if isinstance(result, Exception):

@@ -2,9 +2,10 @@
 
 Everything here blocks; runner/ledger/ledger.py is the same for trio. Rules:
 
-- A call is written before it runs, and its outcome is written once.
-- Who opens the file knows that the last daemon is dead. Calls without an outcome get
-  `unknown` then. Deliveries that were running are due again, with the next attempt.
+- A call is written before it runs, when the plugin is asked, and its outcome once.
+- Who opens the file knows that the last daemon is dead. Calls without an outcome get `unknown` then if the
+  plugin was asked, else `not_started`. Deliveries that were running are due again, with the next attempt.
+- A call about which the plugin was not asked leaves its key free: the next call may have it.
 
 How it is opened and written stands in runner/ledger/sqlite_file.py.
 """
@@ -21,7 +22,7 @@ from typing import TypeVar
 from runner.ledger.retry import Schedule, longest_pause, next_try
 from runner.ledger.rows import (
     BINDING,
-    NEVER_RAN,
+    NOT_STARTED,
     REPEATABLE,
     UNKNOWN,
     Accepted,
@@ -67,6 +68,7 @@ _AUDITED = "what || IIF(caller LIKE 'org:%', caller, '')"  # rows of the audit t
 # A key that must not be forgotten yet. What it stands for is not called again, so that its row stays; its
 # answer and record may go.
 _KEPT = "(key IS NOT NULL AND repeated_by IS NULL AND ended >= :kept)"
+_FREED = "IIF(key IS NOT NULL AND repeated_by IS NULL AND {0} IS NULL, '', repeated_by)"  # {0}: when asked
 
 
 class _Removable(NamedTuple):
@@ -101,6 +103,7 @@ _DELIVERIES = _Removable(
 _ROOMS = {"audit": _AUDIT, "calls": _CALLS, "ended": _DELIVERIES}
 _SAME = 5  # fields of a delivery that are the same if it is the same one
 _LOST = "the daemon ended before the call did"
+_UNASKED = "the daemon ended before it asked the plugin, so the call did nothing"
 
 
 class LedgerUnusable(DatabaseUnusable):
@@ -138,6 +141,14 @@ class Attempt(NamedTuple):
         return self.delivery.attempt
 
 
+class Recovered(NamedTuple):
+    """What the last daemon left."""
+
+    not_started: int = 0  # calls
+    unknown: int = 0  # calls
+    dead: tuple[DeliveryRow, ...] = ()  # deliveries whose last attempt was cut off
+
+
 class LedgerFile(SqliteFile):
     """The open file. Made by `open_file`. One thread at a time may use it."""
 
@@ -155,20 +166,20 @@ class LedgerFile(SqliteFile):
         self._bounds = bounds
         self.clock = clock
         self._chance = chance
+        self.recovered = Recovered()
 
     # --- calls ----------------------------------------------------------------------------------------------
 
     def accept(self, call: Accepted) -> Acceptance:
         """Write a call before it runs. Raises KeyReused if its key belongs to another call, and KeysFull.
 
-        The same call with the same key is not run again, unless it never ran, or its outcome was lost and its
-        effect class says that it may be repeated."""
+        The same call with the same key is not run again, unless its outcome was lost and its effect class
+        says that it may be repeated. A call that never came to the plugin has no key any more."""
         known = None if call.key is None else self._by_key(call)
         if known is not None:
             if (known.tool, known.kind, known.input_digest) != (call.tool, call.kind, call.input.digest):
                 raise KeyReused(f"the idempotency key {call.key!a} was used for another call")
-            lost = known.code == UNKNOWN and call.effect in REPEATABLE
-            if not lost and known.code not in NEVER_RAN:
+            if known.code != UNKNOWN or call.effect not in REPEATABLE:
                 return Acceptance(known, False)
             self._connection.execute(
                 "UPDATE invocations SET repeated_by = ? WHERE id = ?", (call.id, known.id)
@@ -222,6 +233,7 @@ class LedgerFile(SqliteFile):
     def _insert(
         self, call: Accepted, delivery: str | None = None, attempt: int | None = None
     ) -> InvocationRow:
+        now = self.clock()
         row = InvocationRow(
             id=call.id,
             plugin=call.plugin,
@@ -232,7 +244,8 @@ class LedgerFile(SqliteFile):
             effect=call.effect,
             delivery=delivery,
             attempt=attempt,
-            accepted=self.clock(),
+            accepted=now,
+            started=now if call.asked else None,
             input_digest=call.input.digest,
             input_bytes=call.input.size,
         )
@@ -240,14 +253,21 @@ class LedgerFile(SqliteFile):
         self._connection.execute(f"INSERT INTO invocations VALUES ({marks})", row)
         return row
 
+    def ask(self, invocation: str, now: float) -> None:
+        """Write that the plugin is asked now."""
+        self._connection.execute(
+            "UPDATE invocations SET started = ? WHERE id = ? AND ended IS NULL", (now, invocation)
+        )
+
     def end(self, invocation: str, ended: EndOfCall) -> bool:
         """Write the outcome of a call. Returns False if it has one, which stays."""
         answer = ended.answer
         if answer is not None and len(answer) > _MOST_ANSWER_BYTES:
             answer = None
         changed = self._connection.execute(
-            "UPDATE invocations SET started = ?, ended = ?, code = ?, output_digest = ?, output_bytes = ?,"
-            " record = ?, answer = CASE WHEN key IS NULL THEN NULL ELSE ? END WHERE id = ? AND ended IS NULL",
+            "UPDATE invocations SET started = ?1, ended = ?2, code = ?3, output_digest = ?4,"
+            " output_bytes = ?5, record = ?6, answer = IIF(key IS NULL OR ?1 IS NULL, NULL, ?7),"
+            f" repeated_by = {_FREED.format('?1')} WHERE id = ?8 AND ended IS NULL",
             (
                 ended.started,
                 self.clock(),
@@ -498,6 +518,12 @@ class LedgerFile(SqliteFile):
         )
         return _bounded(map(DeliveryRow._make, rows))
 
+    def open_deliveries(self) -> dict[DeliveryState, int]:
+        """How many deliveries there are, by state, of those that somebody may have to look at."""
+        states: tuple[DeliveryState, ...] = ("queued", "running", "dead")
+        query = "SELECT COUNT(*) FROM deliveries WHERE state = ?"
+        return {state: self._connection.execute(query, (state,)).fetchone()[0] for state in states}
+
     def next_due(self, busy: Sequence[str] = (), after: float = 0.0) -> float | None:
         """When the next delivery is due, after a time, but for those of the plugins that are `busy`."""
         marks = ", ".join("?" * len(busy))
@@ -535,16 +561,26 @@ class LedgerFile(SqliteFile):
 
     # --- upkeep ---------------------------------------------------------------------------------------------
 
-    def recover(self) -> int:
-        """Give every call that was in flight its outcome, and make its delivery due again. Returns how many
-        calls there were."""
-        lost = self._connection.execute(
-            "UPDATE invocations SET ended = ?, code = ?, record = ? WHERE ended IS NULL",
-            (self.clock(), UNKNOWN, json.dumps({"message": _LOST})),
-        ).rowcount
-        for row in self._connection.execute("SELECT * FROM deliveries WHERE state = 'running'").fetchall():
-            self._settle(DeliveryRow(*row), "retry", UNKNOWN, _LOST)
-        return lost
+    def recover(self) -> None:
+        """Give every call that was in flight its outcome, and make its delivery due again. `recovered` tells
+        what there was."""
+        codes: Counter[str] = Counter()
+        dead: list[DeliveryRow] = []
+        attempts = self._connection.execute(
+            "SELECT deliveries.*, started FROM deliveries LEFT JOIN invocations ON invocations.delivery ="
+            " deliveries.id AND invocations.attempt = deliveries.attempt WHERE state = 'running'"
+        ).fetchall()
+        for *row, started in attempts:
+            code, why = (NOT_STARTED, _UNASKED) if started is None else (UNKNOWN, _LOST)
+            if self._settle(DeliveryRow(*row), "retry", code, why) == "dead":
+                dead.append(DeliveryRow(*row))
+        for code, why, asked in ((UNKNOWN, _LOST, "NOT NULL"), (NOT_STARTED, _UNASKED, "NULL")):
+            codes[code] = self._connection.execute(
+                f"UPDATE invocations SET ended = ?, code = ?, record = ?,"
+                f" repeated_by = {_FREED.format('started')} WHERE ended IS NULL AND started IS {asked}",
+                (self.clock(), code, json.dumps({"message": why})),
+            ).rowcount
+        self.recovered = Recovered(codes[NOT_STARTED], codes[UNKNOWN], tuple(dead))
 
     def prune(self) -> None:
         """Remove what has ended and is too old, and more of it if the file is too large."""

@@ -13,8 +13,16 @@ from typing import Any
 import trio
 
 from runner.ledger.database_thread import DatabaseThread
-from runner.ledger.file import Acceptance, Attempt, LedgerFile, open_file
-from runner.ledger.rows import Accepted, Delivery, DeliveryRow, EndOfCall, KeysFull, Verdict
+from runner.ledger.file import Acceptance, Attempt, LedgerFile, Recovered, open_file
+from runner.ledger.rows import (
+    Accepted,
+    Delivery,
+    DeliveryRow,
+    DeliveryState,
+    EndOfCall,
+    KeysFull,
+    Verdict,
+)
 
 
 class Ledger(DatabaseThread[LedgerFile]):
@@ -31,9 +39,13 @@ class Ledger(DatabaseThread[LedgerFile]):
                 if not await self.do(LedgerFile.forget_keys):
                     raise
 
+    async def ask(self, invocation: str, now: float) -> None:
+        """Write that the plugin is asked. When this returns, that survives the end of this process."""
+        await self.do(LedgerFile.ask, invocation, now)
+
     async def end(self, invocation: str, ended: EndOfCall) -> None:
         """Write the outcome of a call. If that cannot be done now, it is done before the next transaction;
-        if this process dies before, the outcome is `unknown`."""
+        if this process dies before, the outcome is `unknown`, or `not_started`."""
         await self.finish(lambda file: file.end(invocation, ended))
 
     async def enqueue(self, delivery: Delivery) -> DeliveryRow:
@@ -61,9 +73,19 @@ class Ledger(DatabaseThread[LedgerFile]):
     async def next_due(self, busy: tuple[str, ...] = (), after: float = 0.0) -> float | None:
         return await self.do(LedgerFile.next_due, busy, after)
 
-    async def settle(self, attempt: Attempt, verdict: Verdict, ended: EndOfCall, reason: str = "") -> None:
-        """End an attempt, as `end` ends a call."""
-        await self.finish(lambda file: file.settle(attempt, verdict, ended, reason))
+    async def settle(
+        self, attempt: Attempt, verdict: Verdict, ended: EndOfCall, reason: str = ""
+    ) -> DeliveryState | None:
+        """End an attempt, as `end` ends a call. Returns the state of the delivery, if it is known."""
+        state: DeliveryState | None = await self.finish(
+            lambda file: file.settle(attempt, verdict, ended, reason)
+        )
+        return state
+
+    @property
+    def recovered(self) -> Recovered:
+        """What the last daemon left."""
+        return self._file.recovered
 
     async def note(self, what: str, caller: str, plugin: str = "", detail: str = "{}") -> None:
         await self.do(LedgerFile.note, what, caller, plugin, detail)

@@ -12,15 +12,14 @@ from runner.ledger.sqlite_file import OrderRefusal
 from runner.outcome import Outcome, outcome_document
 from sandbox.speed.value import NamedTuple
 
-# How a call ends if its daemon died while it ran: nobody knows what it did.
+# How a call ends if its daemon died after the plugin was asked: nobody knows what it did.
 UNKNOWN = "unknown"
+# How it ends if the plugin had not been asked: it did nothing, and may be repeated.
+NOT_STARTED = "not_started"
 
 Effect = Literal["read_only", "idempotent_write", "non_idempotent_write", "unknown"]
 # A call with one of these effects may run again with the same key after its outcome was lost.
 REPEATABLE: tuple[Effect, ...] = ("read_only", "idempotent_write")
-
-# Outcomes of calls about which the plugin was not asked.
-NEVER_RAN = ("overloaded", "quarantined")
 
 DeliveryState = Literal["queued", "running", "acked", "dead"]
 Verdict = Literal["acked", "retry", "dead"]
@@ -50,6 +49,7 @@ class Accepted(NamedTuple):
     input: Digest
     effect: Effect = "unknown"
     key: str | None = None  # the caller's idempotency key
+    asked: bool = False  # it goes to who is called as soon as it is written
 
 
 class EndOfCall(NamedTuple):
@@ -59,7 +59,7 @@ class EndOfCall(NamedTuple):
     output: Digest = Digest()
     record: str = "{}"  # JSON
     answer: str | None = None  # JSON, for a caller that repeats its key
-    started: float | None = None  # when the plugin was asked; None: it was not
+    started: float | None = None  # when the plugin was asked; None: it was not, and the call's key is free
 
 
 MOST_TEXT = 16 << 10  # characters of a text of a plugin's: a message, a hint, a reason
@@ -98,7 +98,7 @@ class InvocationRow(NamedTuple):
     delivery: str | None
     attempt: int | None
     accepted: float
-    started: float | None = None
+    started: float | None = None  # when the plugin was asked; written before it is
     ended: float | None = None
     code: str | None = None
     input_digest: str = ""
@@ -107,7 +107,7 @@ class InvocationRow(NamedTuple):
     output_bytes: int | None = None
     record: str | None = None
     answer: str | None = None
-    repeated_by: str | None = None
+    repeated_by: str | None = None  # the call that has its key now; empty: none, because it did nothing
 
 
 class Delivery(NamedTuple):

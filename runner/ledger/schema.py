@@ -106,4 +106,19 @@ _SECOND = (
     *_counted("deliveries", "ended", "poster", _WAITS, "({0}.state IN ('acked', 'dead'))", "state"),
 )
 
-MIGRATIONS: Sequence[Sequence[str]] = (_FIRST, _SECOND)
+# `started` is written when the plugin is asked. Before, it was written at the end, also of calls that never
+# came so far, and their keys were not free. Of calls that were in flight nobody knows.
+_NOT_ASKED = (
+    "(code IN ('overloaded', 'quarantined', 'launch_failed', 'policy_denied', 'policy_invalid',"
+    " 'manifest_invalid', 'sandbox_unavailable')"
+    " OR (code = 'cancelled' AND IIF(json_valid(record), json_extract(record, '$.outcome.cause'), '')"
+    " = 'stopped'))"
+)
+_THIRD = (
+    "UPDATE invocations SET started = accepted WHERE ended IS NULL",
+    f"UPDATE invocations SET started = NULL WHERE started IS NOT NULL AND {_NOT_ASKED}",
+    f"""UPDATE invocations SET repeated_by = ''
+        WHERE key IS NOT NULL AND repeated_by IS NULL AND {_NOT_ASKED}""",
+)
+
+MIGRATIONS: Sequence[Sequence[str]] = (_FIRST, _SECOND, _THIRD)

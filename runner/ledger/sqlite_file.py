@@ -71,6 +71,11 @@ class SqliteFile:
         self._until_pruning = _ORDERS_BETWEEN_PRUNINGS
         self._inodes = _inodes(opened.path)
 
+    @property
+    def changes(self) -> int:
+        """How many rows were written or removed since it was opened."""
+        return self._connection.total_changes
+
     def close(self) -> None:
         self._connection.close()
         os.close(self._lock)

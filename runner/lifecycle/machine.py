@@ -148,6 +148,10 @@ class ReloadAsked(NamedTuple):
 
     numbers: Supervision
     pending: str = ""  # why it may not start
+    # Of a plugin that was just added: "stopped" or "quarantined", as it was in an earlier life of its
+    # supervisor, and why.
+    hold: Hold = ""
+    reason: str = ""
 
 
 LifecycleEvent = (
@@ -277,7 +281,9 @@ def _take(state: LifecycleState, event: LifecycleEvent, now: float) -> tuple[Lif
         case ResetAsked():
             cleared = state._replace(attempts=0, failures=(), backoff_until=None)
             if state.hold == "quarantined" or state.name == "backoff":
-                cleared = cleared._replace(hold="", reason="", wanted=state.numbers.eager)
+                # It may be pending since its quarantine was taken over from before.
+                hold: Hold = "pending" if state.pending else ""
+                cleared = cleared._replace(hold=hold, reason=state.pending, wanted=state.numbers.eager)
             return cleared, ()
         case ReloadAsked():
             return _reloaded(state, event, now), ()
@@ -366,7 +372,9 @@ def _reloaded(state: LifecycleState, event: ReloadAsked, now: float) -> Lifecycl
     again = event.numbers.eager or _is_serving(state)
     fresh = state._replace(numbers=event.numbers, attempts=0, failures=(), backoff_until=None)
     fresh = fresh._replace(was_ready=False, wanted=again, pending=event.pending)
-    if state.hold != "stopped":
+    if event.hold:
+        fresh = fresh._replace(hold=event.hold, reason=event.reason)
+    elif state.hold != "stopped":
         fresh = fresh._replace(hold="pending" if event.pending else "", reason=event.pending)
     return _leave(fresh, now + state.numbers.drain)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from runner.launch.stages import Invocation
 from runner.library import OpenArguments, Path, hide_secrets, make_invocation
-from runner.lifecycle.machine import StateName
+from runner.lifecycle.machine import Hold, StateName
 from runner.protocol.dialect import Identity
 from runner.protocol.host_services import Services
 from runner.supervision import Supervision, fault_of
@@ -34,6 +34,9 @@ class Spec(NamedTuple):
     state_dir: Path | None = None
     parked: int | None = None  # as of `runner.open_plugin`; None: 1 for a plugin that is eager, else 0
     pending: str = ""  # why it may not start, such as an approval that is missing
+    # "stopped" or "quarantined", and why: how it begins, because it was so before. `start` or `reset` ends
+    # it.
+    held: tuple[Hold, str] = ("", "")
     numbers: Mapping[str, Any] = {}  # in place of the contract's: fields of runner.supervision.Supervision
 
     def checked(self) -> Spec:
@@ -42,6 +45,8 @@ class Spec(NamedTuple):
             raise ValueError(f"name: {self.name!r} is not a name: a text that can be printed")
         if not os.fspath(self.path):
             raise ValueError("path: its value is empty")
+        if self.held[0] not in ("", "stopped", "quarantined"):
+            raise ValueError(f"held: {self.held[0]!r} is not 'stopped' or 'quarantined'")
         if self.parked is not None and self.parked < 0:
             raise ValueError(f"parked: {self.parked} is not a number of cages: 0 or more")
         self.adjust(Supervision())

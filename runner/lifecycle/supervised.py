@@ -102,17 +102,19 @@ class SupervisedPlugin:
         jitter: Callable[[], float],
         clock: Callable[[], float],
         tell: Callable[[SupervisedPlugin, LifecycleNews], None],
+        on_hold: Callable[[SupervisedPlugin], None],
         on_event: OnEvent | None,
     ) -> None:
         self.spec = spec
         self.plugin: Plugin | None = None  # None: its manifest could not be read
         self.state = machine.new_state(spec.adjust(Supervision()), trio.current_time(), spec.pending)
         self.fault = ""  # why its numbers cannot be used
+        self.removed = False  # its supervisor ends it and forgets it
         self.last_failure: PluginFailure | None = None  # of a start
         self.log = StderrLog()
         self.loaded = trio.Event()  # its manifest was read, and the numbers are the contract's
         self._nursery = nursery
-        self._jitter, self._clock, self._tell = jitter, clock, tell
+        self._jitter, self._clock, self._tell, self._on_hold = jitter, clock, tell, on_hold
         self._on_event = on_event
         self._queue: CallerQueue[QueuedCall] = CallerQueue()
         self._cells: dict[int, SupervisedCell] = {}
@@ -150,6 +152,8 @@ class SupervisedPlugin:
                     self._nursery.start_soon(self._check_health, self._cells[number])
                 case Tell():
                     self._tell_of(command)
+        if self.state.hold != before.hold:
+            self._on_hold(self)
         if (self.state.name, self.state.reason) != (before.name, before.reason):
             self._tell(self, self._news("state", {}))
         if self.state is not before:

@@ -24,7 +24,7 @@ from runner.exceptions import PluginError, PluginFailure
 from runner.library import OpenPlugin, Result, check_seconds
 from runner.lifecycle.exceptions import Unavailable, UnknownPlugin
 from runner.lifecycle.feed import BoundedFeed, FeedSource, LogPiece
-from runner.lifecycle.machine import ReloadAsked, ResetAsked, StartAsked, StopAsked
+from runner.lifecycle.machine import Hold, ReloadAsked, ResetAsked, StartAsked, StopAsked
 from runner.lifecycle.spec import LifecycleNews, Spec, Status
 from runner.lifecycle.supervised import CallRequest, OnEvent, SupervisedPlugin
 from runner.protocol.dialect import Kind
@@ -51,6 +51,9 @@ class Supervisor:
         self._notices: FeedSource[tuple[OpenPlugin, str, Mapping[str, Any]]] = FeedSource(_MOST_NEWS)
         self._delivery = self._notices.subscribe()
         self._draining = ""
+        # Called when a plugin is stopped, put into quarantine, pending, or none of them any more: its name,
+        # which, and why. Not for plugins that end with the supervisor or are removed. It must not raise.
+        self.on_hold: Callable[[str, Hold, str], None] = lambda name, hold, reason: None
 
     # --- which plugins there are ----------------------------------------------------------------------------
 
@@ -67,6 +70,7 @@ class Supervisor:
             jitter=self._jitter,
             clock=self._clock,
             tell=self._tell,
+            on_hold=self._note_hold,
             on_event=self._on_event,
         )
         self._plugins[spec.name] = added
@@ -89,6 +93,7 @@ class Supervisor:
     async def remove(self, name: str) -> None:
         """End the plugin and forget it."""
         plugin = await self._found(name)
+        plugin.removed = True
         plugin.step(StopAsked("it was removed"))
         await plugin.until(lambda state: not state.cells)
         if self._plugins.get(name) is plugin:
@@ -212,7 +217,7 @@ class Supervisor:
     async def _run(self, plugin: SupervisedPlugin, scope: trio.CancelScope) -> None:
         with scope:
             numbers = await plugin.read_manifest()
-            plugin.step(ReloadAsked(numbers, plugin.spec.pending or plugin.fault))
+            plugin.step(ReloadAsked(numbers, plugin.spec.pending or plugin.fault, *plugin.spec.held))
             plugin.loaded.set()
             await plugin.run_timer()
         plugin.loaded.set()
@@ -224,6 +229,10 @@ class Supervisor:
         await plugin.until(lambda state: state.name not in ("draining", "starting"))
         if ran and plugin.state.name == "ready":
             plugin.tell_restarted(uptime)
+
+    def _note_hold(self, plugin: SupervisedPlugin) -> None:
+        if not self._draining and not plugin.removed:
+            self.on_hold(plugin.spec.name, plugin.state.hold, plugin.state.reason)
 
     def _tell(self, plugin: SupervisedPlugin, news: LifecycleNews) -> None:
         self._news.tell(news)

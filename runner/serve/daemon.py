@@ -21,14 +21,18 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from runner.approvals.record import ApprovalsUnusable
 from runner.ledger.file import LedgerBounds, LedgerUnusable
 from runner.ledger.ledger import Ledger, open_ledger
+from runner.lifecycle.machine import Hold
 from runner.lifecycle.supervisor import Supervisor, open_supervisor
 from runner.protocol.dialect import Notice, Progress
+from runner.serve.alerts import Alerts
 from runner.serve.connections import Connections
-from runner.serve.deliveries import Deliveries
+from runner.serve.deliveries import Deliveries, dead_letter
 from runner.serve.desk import Desk
 from runner.serve.door import Door
+from runner.serve.holds import HoldRecord
 from runner.serve.metrics import Metrics
 from runner.serve.mounted import DaemonParts, DoorMount, Mounted
 from runner.serve.page.board import Board
@@ -54,6 +58,7 @@ _ANSWER_SECONDS = 5.0  # for answers to be sent after the last call has ended
 _EXPIRY_SECONDS = 30.0  # between looks for sessions of the page whose time is over
 _SESSIONS = "page-sessions.json"  # beside the ledger
 _NAMES = "names.json"  # beside the ledger, too: who has which name
+_HOLDS = ".holds"  # behind the ledger's name: what is stopped or in quarantine
 _OWED_SECONDS = 1.0  # between attempts to write outcomes that the ledger owes
 _MOST_TOLD = 300  # characters of a message in the audit: parts of it may be a stranger's
 _NOTES_PER_SECOND = 20  # of the audit; more are counted in the metrics only
@@ -99,6 +104,7 @@ class Daemon:
         say: Callable[[str], None],
         mounted: Mounted | None = None,
         control: ControlPlane | None = None,
+        holds: HoldRecord | None = None,
     ) -> None:
         self._options = options
         self._control = control
@@ -116,6 +122,8 @@ class Daemon:
         self._strangers = 0  # that no line has told
         self._stranger_told = -math.inf
         self._metrics = Metrics()
+        self._alerts = Alerts(say)
+        ledger.on_fault = self._ledger_fault
         folder = os.path.dirname(os.path.abspath(options.ledger))
         if options.backend is not None:
             self._roster = options.backend.roster(supervisor, environ, say)
@@ -123,15 +131,19 @@ class Daemon:
             self._roster = Roster(
                 *(supervisor, ledger, options.config, options.policy, options.settings, environ, say),
                 names=os.path.join(folder, _NAMES),
+                holds=holds,
             )
-        self._desk = Desk(supervisor, ledger, self._roster, self._metrics)
+            supervisor.on_hold = self._held
+        self._desk = Desk(supervisor, ledger, self._roster, self._metrics, self._alerts)
         self.board = Board(supervisor, ledger, self._desk, self._roster, self._metrics)
         if mounted is not None:
             self.board.questions = mounted.questions
         self._sessions = Sessions(os.path.join(folder, _SESSIONS))
         self._running = None if control is None else self._run_bindings(control)
         target_of = None if self._running is None else self._running.target_of
-        self._deliveries = Deliveries(supervisor, ledger, self._metrics, self._roster.context_keys, target_of)
+        self._deliveries = Deliveries(
+            *(supervisor, ledger, self._metrics, self._roster.context_keys, target_of, self._alerts)
+        )
         if control is not None and self._running is not None:
             from runner.serve.control.invoking import RunningRoutes
 
@@ -153,7 +165,7 @@ class Daemon:
         page = Page(self._sessions, self.board, tuple(self._urls()), self._began_session)
         routes = Routes(
             *(self._supervisor, self._ledger, self._desk, self._deliveries, self._roster, self._metrics),
-            *(page, self._drain, self._reload, self._say, self._mounted),
+            *(page, self._drain, self._reload, self._say, self._alerts, self._mounted),
             parts=() if self._control is None else self._control.parts,
             more_faults=lambda: () if self._control is None else self._control.faults,
         )
@@ -194,6 +206,7 @@ class Daemon:
                 if watch is not None:
                     self._control.follow = partial(self._follow, watch, "control")
                 await self._control.reload()
+            self._tell_recovered()
             if self._running is not None:
                 await self._running.record_lost(self._ledger)
             await self._roster.reload()
@@ -255,7 +268,13 @@ class Daemon:
     async def _pay_what_is_owed(self) -> None:
         while True:
             await trio.sleep(_OWED_SECONDS)
+            self._alerts.flush()
             await self._ledger.flush()
+            if fault := self._ledger.fault:
+                # Nobody calls a daemon that is not ready. So this finds out whether it is again.
+                with suppress(LedgerUnusable):
+                    detail = json.dumps({"message": fault[:_MOST_TOLD]})
+                    await self._ledger.note("ledger", "daemon", "", detail)
             if self._control is not None:
                 await self._control.database.flush()
 
@@ -324,6 +343,24 @@ class Daemon:
 
     # --- audit and metrics ----------------------------------------------------------------------------------
 
+    def _held(self, name: str, hold: Hold, reason: str) -> None:
+        if self._roster.note_hold(name, hold, reason) and hold == "quarantined":
+            why = f"{reason[:_MOST_TOLD]}; runner ctl reset {name} ends that"
+            self._alerts.tell("quarantine", f"{name} is quarantined: {why}")
+
+    def _ledger_fault(self, fault: str) -> None:
+        text = f"no calls are taken: {fault}" if fault else "the ledger can be written again: calls are taken"
+        self._alerts.tell("ledger", text)
+
+    def _tell_recovered(self) -> None:
+        found = self._ledger.recovered
+        if found.not_started or found.unknown:
+            message = f"calls in flight when the last daemon ended: {found.not_started} had not come to"
+            message += f" their plugins and may be repeated; of {found.unknown} nobody knows what they did"
+            self._say(f"{message} (GET /calls?code=unknown)")
+        for row in found.dead:
+            self._alerts.tell("dead letter", dead_letter(row, "the daemon ended before the call did"))
+
     def _refused(self, peer: DoorPeer, refused: Refused) -> None:
         self._metrics.refusal(refused.code)
         caller = "tcp" if peer.uid is None else f"uid:{peer.uid}"
@@ -362,6 +399,10 @@ async def serve(options: ServeOptions, environ: Mapping[str, str], say: Callable
     database of the control plane, and ControlUnusable."""
     raise_descriptors()
     async with open_ledger(options.ledger, bounds=options.bounds) as ledger, AsyncExitStack() as stack:
+        try:
+            holds = HoldRecord(ledger.path + _HOLDS)
+        except ApprovalsUnusable as unusable:
+            raise LedgerUnusable(str(unusable), unusable.hint) from None
         control = None
         if options.control is not None:  # before there is a nursery, which would wrap its exceptions
             from runner.serve.control.control import open_control
@@ -377,7 +418,7 @@ async def serve(options: ServeOptions, environ: Mapping[str, str], say: Callable
         backend = options.backend
         opening = open_supervisor(on_event=hear) if backend is None else backend.open(say)
         async with opening as supervisor:
-            daemon = Daemon(options, supervisor, ledger, environ, say, mounted, control)
+            daemon = Daemon(options, supervisor, ledger, environ, say, mounted, control, holds)
             await daemon.run()
         if not await ledger.flush():
             count = f"{ledger.owed} outcome{'s' * (ledger.owed > 1)}"

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import trio
@@ -15,18 +16,21 @@ import trio
 from runner.exceptions import PluginError, PluginFailure
 from runner.ledger.file import Attempt, LedgerUnusable
 from runner.ledger.ledger import Ledger
-from runner.ledger.rows import Delivery, EndOfCall, Verdict, hook_context, owner_of, record_of
+from runner.ledger.rows import Delivery, DeliveryRow, EndOfCall, Verdict, hook_context, owner_of, record_of
 from runner.library import Result
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import Outcome
+from runner.serve.alerts import Alerts
 from runner.serve.desk import CallTarget, DoorCall
 from runner.serve.metrics import Metrics
+from runner.session.account import CallAccount, open_account
 
 _MOST_AT_ONCE = 16
 _MOST_SLEEP_SECONDS = 60.0  # the clock of the machine may be set meanwhile
 _LEDGER_SECONDS = 1.0
 _MOST_ID = 256
+_MOST_WHY = 300  # characters, in a line about a dead letter
 _MOST_EVENT_ID = 200  # the ids of deliveries to several hooks are longer
 _CALLER = "deliveries"
 _HELD = ("pending", "stopped")  # by a person, who will start it again: its deliveries wait
@@ -46,6 +50,7 @@ class Deliveries:
         metrics: Metrics,
         context_keys: Callable[[str], Sequence[str]],
         target_of: Callable[[Attempt], Awaitable[HookTarget | None]] | None = None,
+        alerts: Alerts | None = None,
     ) -> None:
         """`context_keys`: what the contract of a plugin, by its name, sends along with a hook. `target_of`:
         who gets a delivery; None: the plugin of that name."""
@@ -54,6 +59,7 @@ class Deliveries:
         self._metrics = metrics
         self._context_keys = context_keys
         self._target_of = target_of
+        self._alerts = alerts or Alerts()
         self._running: Counter[str] = Counter()  # attempts, by owner
         self._news = trio.Event()
 
@@ -94,10 +100,11 @@ class Deliveries:
         verdict: Verdict = "retry"
         outcome = Outcome("cancelled", "call", "the daemon ends", "draining")
         invocation: dict[str, Any] | None = None
-        began, started = time.monotonic(), time.time()
+        began, row = time.monotonic(), attempt.delivery
+        account = CallAccount()
         try:
-            row = attempt.delivery
-            result = await self._call(attempt)
+            with open_account(partial(self._ledger.ask, attempt.invocation)) as account:
+                result = await self._call(attempt)
             verdict, outcome, invocation = "acked", Outcome("ok", "call", ""), result.invocation
         except (PluginError, PluginFailure) as error:
             outcome, invocation = error.outcome, error.invocation
@@ -110,9 +117,10 @@ class Deliveries:
             self._running -= Counter([owner_of(row)])
             record = record_of(outcome, invocation)
             with trio.CancelScope(shield=True):
-                await self._ledger.settle(
-                    attempt, verdict, EndOfCall(outcome.code, record=record, started=started), outcome.message
-                )
+                ended = EndOfCall(outcome.code, record=record, started=account.asked)
+                state = await self._ledger.settle(attempt, verdict, ended, outcome.message)
+            if state == "dead" or (state is None and verdict == "dead"):
+                self._alerts.tell("dead letter", dead_letter(row, outcome.message))
             self._metrics.delivery(verdict)
             self._metrics.call(row.plugin, outcome.code, outcome.cause, time.monotonic() - began)
             self.wake()
@@ -128,6 +136,14 @@ class Deliveries:
         return await self._supervisor.call(
             row.plugin, row.hook, event, kind="hook", context=context, caller=_CALLER
         )
+
+
+def dead_letter(row: DeliveryRow, why: str) -> str:
+    """The line about a delivery that is not tried again."""
+    message = (
+        f"the delivery {row.id} to the hook {row.hook} of {row.plugin} is dead after attempt {row.attempt}"
+    )
+    return f"{message}: {why[:_MOST_WHY]}; POST /deliveries/ID/repeat repeats it"
 
 
 def _call_id() -> str:

@@ -6,6 +6,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import trio
@@ -31,14 +32,17 @@ from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import Outcome
 from runner.protocol.memory import size_of
 from runner.protocol.secrets import Secrets
+from runner.serve.alerts import Alerts
 from runner.serve.metrics import Metrics
 from runner.serve.refusal import STATUS, Refused, error_document, outcome_error
 from runner.serve.roster import Roster
+from runner.session.account import CallAccount, open_account
 from sandbox.speed.value import NamedTuple
 
 MOST_CALLS = 1024
 _LARGE_BYTES = 256 << 10  # in memory
 _KEYS_SECONDS = 600.0  # until a caller whose keys have no room comes back
+_UNRECORDED = "the call cannot be recorded, so it is not made"
 _GIVEN_UP = Outcome("cancelled", "call", "the caller gave the call up", "given_up")
 _CANCELLED = Outcome("cancelled", "call", "the call was cancelled by DELETE", "deleted")
 _ENDING = Outcome("cancelled", "call", "the daemon ends", "draining")
@@ -94,11 +98,19 @@ class _InFlight(NamedTuple):
 
 
 class Desk:
-    def __init__(self, supervisor: Supervisor, ledger: Ledger, roster: Roster, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        ledger: Ledger,
+        roster: Roster,
+        metrics: Metrics,
+        alerts: Alerts | None = None,
+    ) -> None:
         self._supervisor = supervisor
         self._roster = roster
         self._ledger = ledger
         self._metrics = metrics
+        self._alerts = alerts or Alerts()
         self._in_flight: dict[str, _InFlight] = {}
         self.draining = False
 
@@ -153,14 +165,15 @@ class Desk:
             raise Refused(409, "key_reused", str(reused), "use a new key for each call") from None
         except KeysFull as full:
             hint = "come back later, or call without a key; runner serve --ledger-size has room for more keys"
+            self._alerts.tell("full share", f"{full}; {hint}")
             raise Refused(429, "overloaded", str(full), hint, retry_after=_KEYS_SECONDS) from None
         except LedgerUnusable as unusable:
-            message = f"the call cannot be recorded, so it is not made: {unusable}"
+            message = f"{_UNRECORDED}: {unusable}"
             raise Refused(503, "ledger", message, unusable.hint, retry_after=5) from None
 
     async def make(self, row: InvocationRow, request: DoorCall, on_progress: OnProgress | None) -> CallAnswer:
         """Make an accepted call. Its outcome is in the ledger when this returns or raises."""
-        began, started = time.monotonic(), time.time()
+        began = time.monotonic()
         held = self._in_flight[row.id]
         target = request.target
         hiders = [self._secrets(request)]
@@ -168,8 +181,9 @@ class Desk:
         outcome = _BUG  # until something else is known
         invocation: dict[str, Any] | None = None
         value: Any = None
+        account = CallAccount()
         try:
-            with held.scope:
+            with open_account(partial(self._ledger.ask, row.id)) as account, held.scope:
                 result = await (self._call if target is None else target.call)(request, on_progress)
                 outcome, value, invocation = Outcome("ok", "call", ""), result.value, result.invocation
                 answer = CallAnswer(200, {"id": row.id, "value": value, "invocation": invocation})
@@ -182,6 +196,8 @@ class Desk:
         except UnknownPlugin as unknown:  # it was removed meanwhile
             outcome = Outcome("launch_failed", "call", str(unknown), "unknown_plugin")
             answer = CallAnswer(404, outcome_error(outcome, id=row.id))
+        except LedgerUnusable as unusable:
+            outcome, answer = _not_asked(row.id, unusable)
         except trio.Cancelled:
             outcome = _ENDING if self.draining else _GIVEN_UP  # a session or a certificate has ended
             raise
@@ -193,10 +209,11 @@ class Desk:
             with trio.CancelScope(shield=True):
                 output = await off_loop_if_large(digest, value) if outcome.code == "ok" else Digest()
                 hiders.append(self._secrets(request))  # they may have changed meanwhile
-                if row.key is not None and answer is not None and not await _tells(answer, hiders):
+                keeps = row.key is not None and account.asked is not None
+                if keeps and answer is not None and not await _tells(answer, hiders):
                     body = await off_loop_if_large(json.dumps, [answer.status, answer.document])
                 record = record_of(outcome, invocation)
-                await self._ledger.end(row.id, EndOfCall(outcome.code, output, record, body, started))
+                await self._ledger.end(row.id, EndOfCall(outcome.code, output, record, body, account.asked))
             self._metrics.call(row.plugin, outcome.code, outcome.cause, time.monotonic() - began)
         return answer
 
@@ -238,6 +255,14 @@ class Desk:
         found.deleted.append(True)
         found.scope.cancel()
         return True
+
+
+def _not_asked(call: str, unusable: LedgerUnusable) -> tuple[Outcome, CallAnswer]:
+    """The ledger cannot be written any more, so the plugin is not asked."""
+    message = f"{_UNRECORDED}: {unusable}"
+    refused = Refused(503, "ledger", message, unusable.hint, retry_after=5, more={"id": call})
+    outcome = Outcome("internal", "call", message, "ledger", unusable.hint)
+    return outcome, CallAnswer(refused.status, refused.document(), refused.headers())
 
 
 async def off_loop_if_large(function: Callable[[Any], Value], value: Any) -> Value:

@@ -9,7 +9,8 @@ import psutil
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from runner.ledger.rows import BINDING
+from runner.ledger.rows import BINDING, DeliveryState
+from runner.lifecycle.machine import STATE_NAMES
 from runner.lifecycle.spec import Status
 from sandbox.speed.value import NamedTuple
 
@@ -20,11 +21,19 @@ BINDINGS = "bindings"  # of all orgs: they make many, and each has records of it
 _MOST_NAMES = 1000  # names of plugins; beyond them, all count under one
 
 
+class LedgerGauges(NamedTuple):
+    """What the ledger has now."""
+
+    owed: int = 0  # outcomes that are not written yet
+    fault: bool = False
+    deliveries: Mapping[DeliveryState, int] = {}  # by state; empty: the ledger cannot be read
+
+
 class _Gauges:
     """Values of the moment in which somebody reads the metrics."""
 
-    def __init__(self, statuses: Iterable[Status], owed: int) -> None:
-        self._statuses, self._owed = list(statuses), owed
+    def __init__(self, statuses: Iterable[Status], ledger: LedgerGauges) -> None:
+        self._statuses, self._ledger = list(statuses), ledger
 
     def collect(self) -> Iterable[Metric]:
         for name, text, values in self._values():
@@ -32,7 +41,22 @@ class _Gauges:
             for plugin, value in values.items():
                 family.add_metric([plugin], value)
             yield family
-        yield GaugeMetricFamily("runner_ledger_owed", "outcomes that are not written yet", self._owed)
+        yield self._states()
+        ledger = self._ledger
+        yield GaugeMetricFamily("runner_ledger_owed", "outcomes that are not written yet", ledger.owed)
+        yield GaugeMetricFamily("runner_ledger_fault", "1 if the ledger cannot be written", ledger.fault)
+        if counts := ledger.deliveries:
+            waiting = counts.get("queued", 0) + counts.get("running", 0)
+            yield GaugeMetricFamily("runner_deliveries_waiting", "deliveries that have not ended", waiting)
+            yield GaugeMetricFamily("runner_deliveries_dead", "dead deliveries", counts.get("dead", 0))
+
+    def _states(self) -> Metric:
+        text = "1 for the state that the plugin is in"
+        family = GaugeMetricFamily("runner_plugin_state", text, labels=["plugin", "state"])
+        for each in self._statuses:
+            for state in STATE_NAMES:
+                family.add_metric([each.name, state], each.state == state)
+        return family
 
     def _values(self) -> Iterable[tuple[str, str, dict[str, float]]]:
         found = self._statuses
@@ -87,10 +111,10 @@ class Metrics:
     def delivery(self, verdict: str) -> None:
         self._deliveries.labels(verdict).inc()
 
-    def text(self, statuses: Iterable[Status], owed: int) -> bytes:
+    def text(self, statuses: Iterable[Status], ledger: LedgerGauges) -> bytes:
         """All metrics. Reads /proc, so it must not run in an event loop."""
         now = CollectorRegistry()
-        now.register(_Gauges(statuses, owed))
+        now.register(_Gauges(statuses, ledger))
         return generate_latest(self._registry) + generate_latest(now)
 
     def _known(self, plugin: str) -> str:

@@ -53,7 +53,12 @@ _MOST = Parameter("most", "query", "how many rows, 100 if it is missing, 1000 at
 _AFTER = Parameter("after", "query", "`next` of the answer before: the rows that follow")
 
 OPERATIONS: tuple[Operation, ...] = (
-    Operation("health", "GET", "/health", "Whether the daemon takes calls. 503 while it drains.", "Health"),
+    Operation("live", "GET", "/live", "200 as long as the daemon answers, whatever it lacks.", "Live"),
+    Operation(
+        *("health", "GET", "/health"),
+        "Whether the daemon takes calls, and what somebody should look at. 503 while it takes none.",
+        "Health",
+    ),
     Operation("metrics", "GET", "/metrics", "Counters for Prometheus.", "text/plain"),
     Operation("openapi", "GET", "/openapi.json", "This document.", "Document"),
     Operation("events", "GET", "/events", "Changes in the lives of plugins.", "text/event-stream"),
@@ -179,9 +184,11 @@ _SCHEMAS: dict[str, Schema] = {
         data=_ANY,
         invocation=_or_null("object"),
     ),
+    "Live": object_of("status", status={"type": "string", "enum": ["live"]}),
     "Health": object_of(
-        "status version",
-        status={"type": "string", "enum": ["ok", "degraded", "draining"]},
+        "status reasons version",
+        status={"type": "string", "enum": ["ok", "degraded", "unavailable", "draining"]},
+        reasons={"type": "array", "items": object_of("code message", code=_TEXT, message=_TEXT)},
         version=_TEXT,
         configuration=list_of("Fault"),
     ),

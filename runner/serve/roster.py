@@ -30,6 +30,7 @@ from runner.ledger.file import LedgerUnusable
 from runner.ledger.ledger import Ledger
 from runner.ledger.rows import Delivery, Effect, hook_context
 from runner.lifecycle.exceptions import UnknownPlugin
+from runner.lifecycle.machine import Hold
 from runner.lifecycle.spec import Spec, Status
 from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import EXIT, Failure, Outcome
@@ -37,6 +38,7 @@ from runner.protocol.dialect import Call, CallRefused, Refusal
 from runner.protocol.host_services import Services
 from runner.protocol.secrets import Secrets
 from runner.serve.claims import place_of, settle
+from runner.serve.holds import HoldRecord
 from runner.serve.settings import PluginSettings, ServedPlugin, Settings
 from runner.serve.sources import PluginSource, SourceFault, SourceScan, fault_of, scan
 from runner.session.prepared import complete_call
@@ -79,14 +81,17 @@ class Roster:
         services: Callable[[str], Services | None] = lambda name: None,
         names: str | None = None,
         folders: Mapping[str, str] | None = None,
+        holds: HoldRecord | None = None,
     ) -> None:
         """`ledger`: None if no changes are recorded. `chosen`: whether a plugin of the configuration is
         wanted, by its name. `services`: what a plugin may ask for. `names`: the file that remembers who has
-        which name. `folders`: who has it by settings of the caller's own, in tables [plugins.NAME]."""
+        which name. `folders`: who has it by settings of the caller's own, in tables [plugins.NAME]. `holds`:
+        what was stopped or in quarantine before; None: nothing is remembered."""
         self._supervisor = supervisor
         self._chosen = chosen
         self._services = services
         self._names = NameRecord(names, paths)
+        self._holds = HoldRecord() if holds is None else holds
         self._folders: Mapping[str, str] = folders or {}
         self._table = "[{}]" if folders is None else "[plugins.{}]"
         self._ledger = ledger
@@ -225,6 +230,7 @@ class Roster:
             environ=self._environ,
             services=self._services(source.name),
             pending=entry.pending,
+            held=self._holds.find(source.name, place_of(source)),
             **(entry.settings or {}),
         )
 
@@ -235,13 +241,31 @@ class Roster:
         await self._note(source.name, {"change": word, "digest": source.digest, "pending": entry.pending})
         if entry.pending:
             self._say(f"{source.name} is pending: {entry.pending}")
-        await self._supervisor.replace(self._spec(entry))
+        spec = self._spec(entry)
+        hold, reason = spec.held
+        if hold and word == "added":
+            verb = "start" if hold == "stopped" else "reset"
+            how = f"runner ctl {verb} {source.name} ends that"
+            self._say(f"{source.name} is {hold}, as before: {reason}; {how}")
+        await self._supervisor.replace(spec)
 
     async def _remove(self, name: str) -> None:
         del self._entries[name]
         self._judgements.pop(name, None)
         await self._note(name, {"change": "removed"})
         await self._supervisor.remove(name)
+
+    def note_hold(self, name: str, hold: Hold, reason: str) -> bool:
+        """A plugin is stopped, in quarantine, or neither. Returns whether that is new."""
+        entry = self._entries.get(name)
+        if entry is None:
+            return True  # a binding's: it has no name that stays
+        try:
+            return self._holds.note(name, place_of(entry.source), hold, reason)
+        except ApprovalsUnusable as unusable:
+            what = f"the next daemon will not know that {name} is {hold or 'free'}"
+            self._say(f"{what}: {unusable}; {unusable.hint}")
+            return True
 
     async def _note(self, name: str, detail: dict[str, Any]) -> None:
         if self._ledger is None:

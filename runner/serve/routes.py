@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import trio
@@ -33,13 +34,14 @@ from runner.ledger.sqlite_file import DatabaseUnusable
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.feed import LineTimes
 from runner.lifecycle.supervisor import Supervisor
+from runner.serve.alerts import Alerts
 from runner.serve.answers import Json, read_document, read_moment, read_most
 from runner.serve.calling import answer_call, read_seconds, with_headers
 from runner.serve.control.database import ControlRefusal
 from runner.serve.deliveries import Deliveries, delivery_of, posted_id, type_of, verdict_of
 from runner.serve.desk import Desk, DoorCall
 from runner.serve.event_stream import Emit, EventStream
-from runner.serve.metrics import CONTENT_TYPE, Metrics
+from runner.serve.metrics import CONTENT_TYPE, LedgerGauges, Metrics
 from runner.serve.mounted import Mounted
 from runner.serve.openapi import OPERATIONS, Operation, RoutePart, document
 from runner.serve.page.page import Page
@@ -52,6 +54,8 @@ from runner.serve.sources import SourceFault
 _MOST_NAME = 4096  # characters: it may be the address of a resource
 _MOST_KIND = 64
 _MOST_HOOKS = 1000  # that one event goes to
+_MOST_REASONS = 100  # of the daemon's health
+_MOST_REASON = 500  # characters
 _STATES: tuple[DeliveryState, ...] = ("queued", "running", "acked", "dead")
 
 _Handler = Callable[[Request], Awaitable[Response]]
@@ -70,6 +74,7 @@ class Routes:
         drain: Callable[[float | None], None],
         reload: Callable[[], Awaitable[None]],
         say: Callable[[str], None],
+        alerts: Alerts,
         mounted: Mounted | None = None,
         parts: Sequence[RoutePart] = (),
         more_faults: Callable[[], Sequence[SourceFault]] = tuple,
@@ -84,6 +89,7 @@ class Routes:
         self._drain = drain
         self._reload = reload
         self._say = say
+        self._alerts = alerts
         self._mounted = mounted
         self._parts = parts
         self._more_faults = more_faults
@@ -145,6 +151,7 @@ class Routes:
                     "deliver again later, or remove some (DELETE /deliveries/ID); runner ps shows what their"
                 )
                 hint += " plugins wait for"
+                self._alerts.tell("full share", f"{full}; {hint}")
                 refused = Refused(429, "overloaded", str(full), hint, retry_after=60)
             except DeliveryConflict as conflict:
                 hint = "give each event an id of its own"
@@ -178,18 +185,52 @@ class Routes:
 
     # --- the daemon -----------------------------------------------------------------------------------------
 
+    async def live(self, request: Request) -> Response:
+        return Json({"status": "live"})
+
     async def health(self, request: Request) -> Response:
-        word = "draining" if self._desk.draining else "degraded" if self._ledger.fault else "ok"
-        return Json(
-            {
-                "status": word,
-                "version": self.version,
-                "ledger": {"fault": self._ledger.fault, "owed": self._ledger.owed},
-                "calls": self._desk.in_flight,
-                "configuration": self._faults(),
-            },
-            503 if word == "draining" else 200,
-        )
+        found = await self._health(request)
+        return Json(found, 503 if found["status"] in ("draining", "unavailable") else 200)
+
+    async def _health(self, request: Request) -> dict[str, Any]:
+        """Who balances loads sends calls elsewhere while the daemon takes none. What concerns one plugin, or
+        asks for a person, is no reason for that."""
+        warnings = await self._warnings(request)
+        word, reasons = "degraded" if warnings else "ok", warnings
+        if fault := self._ledger.fault:
+            word, reasons = "unavailable", [_reason("ledger", fault), *reasons]
+        if self._desk.draining:
+            word, reasons = "draining", [_reason("draining", "the daemon ends and takes no calls"), *reasons]
+        if len(reasons) > _MOST_REASONS:
+            more = _reason("more", f"{len(reasons) - _MOST_REASONS} further reasons")
+            reasons = [*reasons[:_MOST_REASONS], more]
+        return {
+            "status": word,
+            "reasons": reasons,
+            "version": self.version,
+            "ledger": {"fault": self._ledger.fault, "owed": self._ledger.owed},
+            "calls": self._desk.in_flight,
+            "configuration": self._faults(),
+        }
+
+    async def _warnings(self, request: Request) -> list[dict[str, str]]:
+        seen = [each for each in self._supervisor.plugins() if self._sees(request, each.name)]
+        held = [each for each in seen if each.state == "quarantined"]
+        found = [_reason("quarantined", f"{each.name}: {each.reason}") for each in held]
+        if dead := (await self._open_deliveries()).get("dead"):
+            found.append(
+                _reason("dead_deliveries", f"{dead} are dead: GET /deliveries?state=dead lists them")
+            )
+        return found + [
+            _reason("configuration", f"{each['path']}: {each['message']}") for each in self._faults()
+        ]
+
+    async def _open_deliveries(self) -> dict[DeliveryState, int]:
+        """Empty if the ledger cannot be read."""
+        if not self._ledger.fault:  # else each look would wait for a lock of another program
+            with suppress(LedgerUnusable):
+                return await self._ledger.do(LedgerFile.open_deliveries)
+        return {}
 
     def _faults(self) -> list[dict[str, str]]:
         faults = (*self._roster.faults, *self._more_faults())
@@ -197,7 +238,8 @@ class Routes:
 
     async def metrics(self, request: Request) -> Response:
         seen = [each for each in self._supervisor.plugins() if self._sees(request, each.name)]
-        text = await trio.to_thread.run_sync(self._metrics.text, seen, self._ledger.owed)
+        ledger = LedgerGauges(self._ledger.owed, bool(self._ledger.fault), await self._open_deliveries())
+        text = await trio.to_thread.run_sync(self._metrics.text, seen, ledger)
         return Response(text, media_type=CONTENT_TYPE)
 
     async def openapi(self, request: Request) -> Response:
@@ -209,7 +251,7 @@ class Routes:
 
     async def reload_all(self, request: Request) -> Response:
         await self._reload()
-        return await self.health(request)
+        return Json(await self._health(request))
 
     async def events(self, request: Request) -> Response:
         feed = self._supervisor.subscribe()
@@ -410,6 +452,10 @@ class Routes:
 
 
 # --- requests and answers -----------------------------------------------------------------------------------
+
+
+def _reason(code: str, message: str) -> dict[str, str]:
+    return {"code": code, "message": message[:_MOST_REASON]}
 
 
 async def _refuse_org(request: Request) -> Response:

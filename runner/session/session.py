@@ -40,7 +40,7 @@ from runner.protocol.host_services import HostError
 from runner.protocol.jsonrpc import INTERNAL_ERROR
 from runner.protocol.memory import DELIVERIES
 from runner.protocol.service_guard import ServiceGuard
-from runner.session import verdict
+from runner.session import account, verdict
 from runner.session.backlog import Backlog
 from runner.session.outbox import QueuedFrame
 from runner.session.pending import Deadline, OnProgress, Waiter, at_checkpoints
@@ -127,14 +127,18 @@ class Session:
         `deadline`: of a call that was accepted before its session was opened, instead of `seconds`.
         """
         state = self.state
+        if not state.is_over:
+            await account.ask()
         if state.is_over:
+            account.withdraw()
             await trio.lowlevel.checkpoint()
             self.end = None
             self._tokens += 1
             return self._substitute(self._tokens, call)
         try:
             opened = self._accept(call, seconds, Waiter(on_progress, state.dialect.grace(call)))
-        except PluginError:
+        except (PluginError, PluginFailure):
+            account.withdraw()
             await trio.lowlevel.checkpoint()
             raise
         token, waiter, events, most, _ = opened
@@ -216,6 +220,8 @@ class Session:
         if waiter.answer is None and not state.over.is_set():
             # Our caller was cancelled. The plugin is told, and nothing else changes.
             withdrawn = [state.outbox.withdraw(frame) for frame in waiter.queued]
+            if withdrawn and all(withdrawn):
+                account.withdraw()
             if not any(withdrawn):
                 state.note_given_up(token, opened.began)
             reason = NEVER_SENT if any(withdrawn) else "cancelled by the host"
@@ -303,6 +309,8 @@ class Session:
         unsent = [state.outbox.withdraw(frame) for frame in queued if not frame.written]
         if not unsent:
             state.note_given_up(token, trio.current_time() - seconds)
+        elif len(unsent) == len(queued) and all(unsent):
+            account.withdraw()
         if not all(unsent):
             outcome = verdict.stalled("call", seconds)
         elif state.outbox.is_full:

@@ -23,12 +23,13 @@ def test_a_call_in_flight_has_one_outcome(tmp_path: Path, kill: bool) -> None:
         file = open_file(path, clock=lambda: clock[0])
         call = Accepted("one", "demo", "tool", "tool", "uid:1", digest(1), "unknown", "key")
         file.do(LedgerFile.accept, call)
+        file.do(LedgerFile.ask, "one", NOW)
         clock[0] += jump
         if kill:
             file.close()
             file = open_file(path, clock=lambda: clock[0])
         else:
-            file.do(LedgerFile.end, "one", EndOfCall("ok"))
+            file.do(LedgerFile.end, "one", EndOfCall("ok", started=NOW))
             file.do(LedgerFile.prune)
         row = file.do(LedgerFile.invocation, "one")
         assert row is not None and row.code == (UNKNOWN if kill else "ok")

@@ -34,11 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
         choices=(*_OF_PLUGINS, "calls", "drain", "open", *_OF_DELIVERIES, *_OF_FLEETS),
-        help="start it now; stop it until it is started; reset forgets its failures and ends its quarantine;"
-        " reload reads its manifest again (without a NAME: the whole configuration); calls lists what was"
-        " called, the newest first, of one plugin or of all; drain finishes the calls"
-        " in flight and ends the daemon; open prints a link to its page that works once, within a minute, and"
-        " opens it on a desktop; remove drops a delivery that waits or is dead. With --fleet: init makes the"
+        help="start it now; stop it until it is started, across restarts of the daemon; reset forgets its"
+        " failures and ends its quarantine; reload reads its manifest again (without a NAME: the whole"
+        " configuration); calls lists what was called, the newest first, of one plugin or of all; drain"
+        " finishes the calls in flight and ends the daemon; open prints a link to its page that works once,"
+        " within a minute, and opens it on a desktop; remove drops a delivery that waits or is dead. With"
+        " --fleet: init makes the"
         " streams; dead lists dead letters, show and repeat one of them; quarantine holds a plugin and drain"
         " a worker, release lets them go on; cancel ends a call; remove drops all calls of a submitter that"
         " wait",

@@ -48,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--http",
         metavar="ADDRESS:PORT",
-        help="listen on TCP too, for those who have the token or a certificate",
+        help="listen on TCP too, for those who have the token or a certificate. GET /health is 503 while no"
+        " call is taken (ready?), GET /live never is (alive?)",
     )
     parser.add_argument(
         "--token-file", metavar="FILE", help="the token for --http; only its owner may read it"
@@ -73,7 +74,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a further name that requests may use for this machine (Host header)",
     )
     parser.add_argument(
-        "--ledger", metavar="FILE", help="the database of calls and deliveries (default: in the state folder)"
+        "--ledger",
+        metavar="FILE",
+        help="the database of calls and deliveries (default: in the state folder). FILE.holds has the plugins"
+        " that are stopped or in quarantine, also for the next daemon",
     )
     parser.add_argument(
         "--ledger-size",

@@ -23,7 +23,7 @@ from runner.contracts.registry import find_contract
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
 from runner.ledger.file import Attempt, LedgerFile
 from runner.ledger.ledger import Ledger
-from runner.ledger.rows import BINDING, UNKNOWN, Effect
+from runner.ledger.rows import BINDING, NOT_STARTED, UNKNOWN, Effect
 from runner.ledger.sqlite_file import DatabaseUnusable
 from runner.library import Result
 from runner.lifecycle.exceptions import Unavailable, UnknownPlugin
@@ -248,16 +248,23 @@ class RunningBindings:
 
     async def record_lost(self, ledger: Ledger) -> None:
         """Write records of the calls that ran when the last daemon ended. Raises DatabaseUnusable."""
-        for row in await ledger.do(LedgerFile.invocations, code=UNKNOWN, most=_MOST_LOST):
+        lost = [
+            row
+            for code in (UNKNOWN, NOT_STARTED)
+            for row in await ledger.do(LedgerFile.invocations, code=code, most=_MOST_LOST)
+        ]
+        for row in lost:
             bound = None
             if row.plugin.startswith(PREFIX) and await self.database.do(ControlFile.record, row.id) is None:
                 with suppress(PluginFailure):
                     bound = await self.find(row.plugin.removeprefix(PREFIX))
             if bound is not None:
-                lost = Outcome("crashed", "call", "the daemon ended before the call did", "daemon")
+                what = "the call did" if row.started else "it asked the plugin"
+                outcome = Outcome("crashed", "call", f"the daemon ended before {what}", "daemon")
                 call = BindingCall(self, bound)
                 call.accept(row.id, row.input_bytes)
-                await call.record(CallEnd(lost, written=True, began=row.accepted, ended=row.ended or 0.0))
+                end = CallEnd(outcome, written=bool(row.started), began=row.accepted, ended=row.ended or 0.0)
+                await call.record(end)
 
     # --- changes --------------------------------------------------------------------------------------------
 

@@ -20,12 +20,13 @@ from hypothesis import strategies as st
 
 from runner.ledger.file import LedgerFile, open_file
 from runner.ledger.retry import Schedule
-from runner.ledger.rows import UNKNOWN, EndOfCall
+from runner.ledger.rows import NOT_STARTED, UNKNOWN, EndOfCall
 from runner.ledger.schema import MIGRATIONS
 from tests.conftest import ROOT, TEMP_PREFIX
 
 ACTS = st.tuples(
-    st.sampled_from(("accept", "accept", "end", "enqueue", "claim", "settle", "repeat")), st.integers(0, 3)
+    st.sampled_from(("accept", "accept", "ask", "ask", "end", "enqueue", "claim", "settle", "repeat")),
+    st.integers(0, 3),
 )
 # Opening takes some 30 statements and each act about 5. Higher numbers kill it after all acts.
 RUNS = st.lists(st.tuples(st.lists(ACTS, max_size=12), st.integers(1, 110)), min_size=1, max_size=4)
@@ -92,14 +93,19 @@ def check_calls(file: LedgerFile, said: list[list[Any]]) -> None:
     accepted = [words[1] for words in said if words[0] == "accepted"]
     ran = Counter(words[1] for words in said if words[0] == "ran")
     assert set(accepted) <= set(rows) and set(ran) <= set(accepted) and set(ran.values()) <= {1}
-    ended = {words[1] for words in said if words[0] == "ended"}
+    ended = {words[1]: words[2] for words in said if words[0] == "ended"}
     ending = {words[1] for words in said if words[0] == "ending"}
-    assert {rows[name].code for name in ended} <= {"ok"}
-    assert {rows[name].code for name in set(accepted) - ending} <= {UNKNOWN}
-    # A key has one call that counts. Another ran only after the outcome of the first was lost, and only if
-    # its effect may be repeated.
+    asking = {words[1] for words in said if words[0] == "asking"}
+    assert {name: rows[name].code for name in ended} == ended
+    assert {rows[name].code for name in set(ran) - ending} <= {UNKNOWN}
+    assert {rows[name].code for name in set(accepted) - asking - ending} <= {NOT_STARTED}
+    # A key has one call that counts. Another came only if the first was not asked, which left the key free,
+    # or after its outcome was lost, and then only if its effect may be repeated.
     for row in rows.values():
-        if row.repeated_by is not None:
+        is_free = row.code in (NOT_STARTED, "launch_failed")
+        assert is_free == (row.started is None) and not (is_free and row.id in ran), row
+        assert (row.repeated_by == "") == (is_free and row.key is not None), row
+        if row.repeated_by:
             assert row.code == UNKNOWN and rows[row.repeated_by].effect == "read_only"
 
 
@@ -146,7 +152,8 @@ def drain(file: LedgerFile) -> None:
 
 def test_the_writer_without_a_kill_ends_every_call(writer: Writer, tmp_path: Path) -> None:
     """The control: with no kill, outcomes are what the acts say, and none is unknown."""
-    acts = [("accept", 0), ("accept", 1), ("end", 0), ("end", 0), ("enqueue", 0), ("claim", 0), ("settle", 0)]
+    calls = [("accept", 0), ("accept", 1), ("ask", 0), ("ask", 0), ("end", 0), ("end", 0)]
+    acts = [*calls, ("enqueue", 0), ("claim", 0), ("settle", 0)]
     said = writer.run(path=str(tmp_path / "ledger.db"), run=0, acts=acts, crash_at=0, now=1e9)
     assert said[-1] == ["finished"]
     assert ["settled", "delivery-0", 1, "acked"] in said
@@ -158,7 +165,7 @@ def test_the_writer_without_a_kill_ends_every_call(writer: Writer, tmp_path: Pat
 
 def test_a_disk_without_room_is_told_and_loses_no_outcome(writer: Writer, tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
-    acts = [("accept", 0), ("end", 0), ("enqueue", 0), ("claim", 0), ("settle", 0)] * 40
+    acts = [("accept", 0), ("ask", 0), ("end", 0), ("enqueue", 0), ("claim", 0), ("settle", 0)] * 40
     said = writer.run(path=str(path), run=0, acts=acts, crash_at=0, now=1e9, file_size=400_000)
     told = {words[1] for words in said if words[0] == "unusable"}
     assert told == {f"the ledger {path} cannot be read or written: disk I/O error"}

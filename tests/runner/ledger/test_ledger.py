@@ -18,6 +18,7 @@ from runner.ledger.file import (
     LedgerBounds,
     LedgerFile,
     LedgerUnusable,
+    Recovered,
     is_long,
     open_file,
 )
@@ -25,6 +26,7 @@ from runner.ledger.ledger import Ledger, open_ledger
 from runner.ledger.rows import (
     MOST_RECORD,
     MOST_TEXT,
+    NOT_STARTED,
     UNKNOWN,
     Accepted,
     DeliveriesFull,
@@ -101,13 +103,37 @@ def test_a_key_repeats_the_answer_and_not_the_call(file: LedgerFile) -> None:
     assert file.do(LedgerFile.accept, call("one", "k")).fresh
     again = file.do(LedgerFile.accept, call("two", "k"))
     assert (again.fresh, again.row.id, again.row.ended) == (False, "one", None)  # it is in flight
-    file.do(LedgerFile.end, "one", EndOfCall("ok", digest(5), "{}", "5"))
+    file.do(LedgerFile.end, "one", EndOfCall("ok", digest(5), "{}", "5", started=1e9))
     again = file.do(LedgerFile.accept, call("three", "k"))
     assert (again.fresh, again.row.id, again.row.answer) == (False, "one", "5")
     with pytest.raises(KeyReused):
         file.do(LedgerFile.accept, call("four", "k", given="other"))
     other = call("five", "k")._replace(caller="uid:1001")
     assert file.do(LedgerFile.accept, other).fresh  # keys belong to their callers
+
+
+def test_a_call_about_which_nobody_was_asked_leaves_its_key_and_its_room(path: str) -> None:
+    file = open_file(path)
+
+    def bytes_of_keys() -> Any:
+        query = "SELECT IFNULL(SUM(bytes), 0) FROM shares WHERE room = 'keys'"
+        return file._connection.execute(query).fetchone()[0]
+
+    for number, code in enumerate(("launch_failed", "cancelled", "policy_denied", "timeout", "ok")):
+        name = f"c{number}"
+        assert file.do(LedgerFile.accept, call(name, "k")).fresh, code
+        assert bytes_of_keys() > 0
+        asked = 1e9 if code == "ok" else None
+        file.do(LedgerFile.end, name, EndOfCall(code, record="{}", answer="5", started=asked))
+        row = file.invocation(name)
+        assert row is not None and (row.key, row.answer) == ("k", "5" if asked else None)
+        assert (row.repeated_by, bytes_of_keys() > 0) == ((None, True) if asked else ("", False))
+    # The control: the last one was asked, so that it has the key. Who has a free key may change its mind.
+    assert not file.do(LedgerFile.accept, call("again", "k")).fresh
+    file.do(LedgerFile.accept, call("before", "l"))
+    file.do(LedgerFile.end, "before", EndOfCall("launch_failed"))
+    assert file.do(LedgerFile.accept, call("after", "l", given="other")).fresh
+    file.close()
 
 
 def test_a_lost_call_runs_again_only_if_its_effect_allows(path: str) -> None:
@@ -120,9 +146,20 @@ def test_a_lost_call_runs_again_only_if_its_effect_allows(path: str) -> None:
     before = open_file(path)
     for effect in effects:
         before.do(LedgerFile.accept, call(effect, f"key-{effect}", effect))
+        before.do(LedgerFile.ask, effect, 1e9)
+    before.do(LedgerFile.accept, call("unasked", "free"))
     before.close()  # as a killed daemon leaves it: test_crash.py kills one
     after = open_file(path)
     try:
+        assert after.recovered == Recovered(not_started=1, unknown=4)
+        unasked = after.invocation("unasked")
+        assert unasked is not None and (unasked.code, unasked.started) == (NOT_STARTED, None)
+        # Two repeats at once run once.
+        repeats = [lambda file, name=name: file.accept(call(name, "free")) for name in ("first", "second")]
+        assert [(each.fresh, each.row.id) for each in after.write(repeats)] == [
+            (True, "first"),
+            (False, "first"),
+        ]
         for effect, again in effects.items():
             repeated = call(f"again-{effect}", f"key-{effect}", effect)
             accepted = after.do(LedgerFile.accept, repeated)
@@ -171,8 +208,10 @@ def test_a_delivery_is_retried_by_the_schedule_and_dies_after_the_last_attempt(
     file.do(LedgerFile.repeat, "d1")
     (attempt,) = file.do(LedgerFile.claim, 10, name)
     assert attempt.number == 6
-    assert file.do(LedgerFile.settle, attempt, "acked", EndOfCall("ok")) == "acked"
-    assert file.do(LedgerFile.settle, attempt, "dead", EndOfCall("ok")) == "acked"  # settled before
+    assert file.do(LedgerFile.settle, attempt, "acked", EndOfCall("ok", started=1e9)) == "acked"
+    assert (
+        file.do(LedgerFile.settle, attempt, "dead", EndOfCall("ok", started=1e9)) == "acked"
+    )  # settled before
     for wrong in ("d1", "d2"):
         with pytest.raises(DeliveryConflict):
             file.do(LedgerFile.repeat, wrong)
@@ -190,11 +229,15 @@ def test_a_delivery_in_flight_is_due_again_after_a_crash_with_the_next_attempt(
         clock.now += 1000
         (attempt,) = file.do(LedgerFile.claim, 10, name)
         assert attempt.number == number
+        if number % 2:
+            file.do(LedgerFile.ask, attempt.invocation, clock.now)
         file.close()
     file = open_file(path, clock=clock)
     try:
         assert [row.reason for row in file.deliveries("dead")] == ["the daemon ended before the call did"]
-        assert {row.code for row in file.invocations()} == {UNKNOWN}
+        assert [row.id for row in file.recovered.dead] == ["d1"]
+        codes = {row.attempt: row.code for row in file.invocations()}
+        assert codes == {1: UNKNOWN, 2: NOT_STARTED, 3: UNKNOWN, 4: NOT_STARTED, 5: UNKNOWN}
     finally:
         file.close()
 
@@ -215,10 +258,10 @@ def test_what_has_ended_is_removed_by_age_and_what_has_not_stays(path: str, cloc
     for each in ("ended", "open"):
         file.do(LedgerFile.accept, call(each))
         file.do(LedgerFile.enqueue, Delivery(each, "demo", "hook", EVENT))
-    file.do(LedgerFile.end, "ended", EndOfCall("ok"))
+    file.do(LedgerFile.end, "ended", EndOfCall("ok", started=1e9))
     (attempt, *_) = file.do(LedgerFile.claim, 1, names())
     assert attempt.delivery.id == "ended"
-    file.do(LedgerFile.settle, attempt, "acked", EndOfCall("ok"))
+    file.do(LedgerFile.settle, attempt, "acked", EndOfCall("ok", started=1e9))
     file.do(LedgerFile.note, "connection", "uid:1")
     clock.now += 2 * 86400 + 1
     file.do(LedgerFile.prune)
@@ -269,7 +312,7 @@ def test_the_caller_with_most_bytes_loses_its_rows_first(path: str, clock: Clock
     def add(name: str, caller: str, answer: str) -> None:
         clock.now += 1
         file.do(LedgerFile.accept, call(name)._replace(caller=caller, key=name))
-        file.do(LedgerFile.end, name, EndOfCall("ok", answer=answer))
+        file.do(LedgerFile.end, name, EndOfCall("ok", answer=answer, started=1e9))
 
     add("early", "org:beta", "kept")
     file.do(LedgerFile.note, "control", "org:beta")
@@ -296,7 +339,7 @@ def test_what_plugins_write_does_not_make_the_ledger_forget_a_key(
         clock.now += 1
         fresh = file.do(LedgerFile.accept, call(name, key)._replace(plugin=plugin)).fresh
         if fresh:
-            file.do(LedgerFile.end, name, EndOfCall("ok", answer="x" * 40_000, record=record))
+            file.do(LedgerFile.end, name, EndOfCall("ok", answer="x" * 40_000, record=record, started=1e9))
         return fresh
 
     assert make("pay", "order-1", "bank", '"paid"')
@@ -322,7 +365,7 @@ def test_a_caller_and_a_plugin_that_fill_the_keys_are_refused_and_others_are_not
             given = call(f"c{number}", f"k{number}")._replace(caller=caller, plugin=plugin)
             try:
                 file.do(LedgerFile.accept, given)
-                file.do(LedgerFile.end, given.id, EndOfCall("ok", answer="5" * 9000))
+                file.do(LedgerFile.end, given.id, EndOfCall("ok", answer="5" * 9000, started=1e9))
             except KeysFull:
                 return made
         raise AssertionError("no end")
@@ -335,7 +378,7 @@ def test_a_caller_and_a_plugin_that_fill_the_keys_are_refused_and_others_are_not
     known = call("again", "k0")._replace(caller="token", plugin="a")
     assert not file.do(LedgerFile.accept, known).fresh
     assert file.do(LedgerFile.accept, call("plain")).fresh
-    file.do(LedgerFile.end, "plain", EndOfCall("ok"))
+    file.do(LedgerFile.end, "plain", EndOfCall("ok", started=1e9))
     assert not file.do(LedgerFile.forget_keys)
     # After their time keys make room for new ones.
     clock.now += 24 * 3600 + 1
@@ -356,7 +399,7 @@ async def test_a_caller_far_above_its_share_gets_room_as_soon_as_its_keys_may_be
         async def accept(caller: str) -> None:
             number = next(numbers)
             await ledger.accept(call(f"c{number}", f"k{number}")._replace(caller=caller))
-            await ledger.end(f"c{number}", EndOfCall("ok"))
+            await ledger.end(f"c{number}", EndOfCall("ok", started=1e9))
 
         async def fill(caller: str) -> None:
             for _ in range(2000):
@@ -378,7 +421,7 @@ def test_a_room_without_shares_is_the_first_callers(path: str, clock: Clock) -> 
 
     def accept(name: str, caller: str) -> None:
         file.do(LedgerFile.accept, call(name, name)._replace(caller=caller))
-        file.do(LedgerFile.end, name, EndOfCall("ok"))
+        file.do(LedgerFile.end, name, EndOfCall("ok", started=1e9))
 
     def fill() -> None:
         for number in range(2000):
@@ -410,7 +453,11 @@ def test_lists_end_at_their_bytes_and_go_on_after_a_row(path: str, clock: Clock)
     for number in range(90):
         clock.now += number % 2  # two calls at the same time
         file.do(LedgerFile.accept, call(f"n{number}", f"k{number}"))
-        file.do(LedgerFile.end, f"n{number}", EndOfCall("ok", record="5" * 60_000, answer="5" * 200_000))
+        file.do(
+            LedgerFile.end,
+            f"n{number}",
+            EndOfCall("ok", record="5" * 60_000, answer="5" * 200_000, started=1e9),
+        )
         file.do(LedgerFile.enqueue, Delivery(f"d{number}", "demo", "h", json.dumps("x" * 60_000)))
     calls: list[str] = []
     deliveries: list[str] = []
@@ -575,7 +622,7 @@ def test_a_delivery_that_was_removed_may_come_again(file: LedgerFile) -> None:
 def test_deliveries_that_wait_leave_room_for_calls(path: str) -> None:
     file = open_file(path, bounds=LedgerBounds(size=1_600_000))
     file.do(LedgerFile.accept, call("early"))
-    file.do(LedgerFile.end, "early", EndOfCall("ok"))
+    file.do(LedgerFile.end, "early", EndOfCall("ok", started=1e9))
 
     def enqueue(name: str) -> None:
         file.do(LedgerFile.enqueue, Delivery(name, "demo", "hook", json.dumps("x" * 9_000)))
@@ -736,7 +783,7 @@ def test_an_older_file_gets_the_steps_that_it_lacks(path: str) -> None:
     open_file(path, migrations=newer).close()
     connection = sqlite3.connect(path)
     assert connection.execute("PRAGMA user_version").fetchone() == (len(newer),)
-    assert connection.execute("SELECT id, code FROM invocations").fetchall() == [("one", UNKNOWN)]
+    assert connection.execute("SELECT id, code FROM invocations").fetchall() == [("one", NOT_STARTED)]
     connection.close()
     broken = (*newer, ("CREATE TABLE another (x)", "CREATE TABLE more (x)"))
     with pytest.raises(sqlite3.OperationalError, match="already exists"):
@@ -746,6 +793,40 @@ def test_an_older_file_gets_the_steps_that_it_lacks(path: str) -> None:
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
     connection.close()
     assert "more" in tables and "another" not in tables
+
+
+def test_of_an_older_file_keys_of_calls_that_never_ran_are_free(path: str, clock: Clock) -> None:
+    """The version before wrote `started` for every call that had ended, and for no other one."""
+    open_file(path, clock=clock, migrations=MIGRATIONS[:2]).close()
+    connection = sqlite3.connect(path)
+    rows = {
+        "launch_failed": ("launch_failed", "{}", True),
+        "quarantined": ("quarantined", None, True),
+        "stopped": ("cancelled", '{"outcome": {"cause": "stopped"}}', True),
+        "draining": ("cancelled", '{"outcome": {"cause": "draining"}}', False),
+        "damaged": ("cancelled", "{", False),
+        "crashed": ("crashed", "{}", False),
+        "ok": ("ok", "{}", False),
+        "in flight": (None, None, False),
+    }
+    for name, (code, record, _) in rows.items():
+        ended = None if code is None else clock.now
+        row = InvocationRow(
+            *(name, "demo", "echo", "tool", "uid:1000", name, "unknown", None, None, clock.now, ended),
+            *(ended, code, digest(None).digest, 4, None, None, record, '"kept"'),
+        )
+        connection.execute(f"INSERT INTO invocations VALUES ({', '.join('?' * len(row))})", row)
+    connection.commit()
+    connection.close()
+    file = open_file(path, clock=clock)
+    assert file.recovered == Recovered(unknown=1)  # nobody knows whether it was asked
+    found = {name: file.do(LedgerFile.accept, call(f"again {name}", name)).fresh for name in rows}
+    assert found == {name: is_free for name, (_, _, is_free) in rows.items()}
+    for name, (code, _, is_free) in rows.items():
+        row_now = file.invocation(name)
+        assert row_now is not None and row_now.code == (code or UNKNOWN)
+        assert (row_now.started is None) == is_free
+    file.close()
 
 
 def test_a_file_of_the_first_version_is_counted_and_its_records_are_bounded(path: str, clock: Clock) -> None:
@@ -794,7 +875,7 @@ def test_a_file_of_the_first_version_is_counted_and_its_records_are_bounded(path
         (*before[1][:3], before[1][3] * 2),
         before[2],
     }
-    file.do(LedgerFile.end, "new", EndOfCall("ok"))
+    file.do(LedgerFile.end, "new", EndOfCall("ok", started=1e9))
     for name in ("d1", "d2", "d3"):
         file.do(LedgerFile.remove, name, "uid:0")
     clock.now += 40 * 86400
@@ -815,8 +896,8 @@ async def test_an_outcome_that_cannot_be_written_is_written_later_and_once(path:
         (attempt,) = await ledger.claim(1, lambda: "two")
         other = sqlite3.connect(path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")  # another program holds the lock
-        await ledger.end("one", EndOfCall("ok"))  # does not fail: the caller gets its answer
-        await ledger.settle(attempt, "acked", EndOfCall("ok"))
+        await ledger.end("one", EndOfCall("ok", started=1e9))  # does not fail: the caller gets its answer
+        await ledger.settle(attempt, "acked", EndOfCall("ok", started=1e9))
         assert ledger.owed == 2 and "is locked by another program" in ledger.fault
         with pytest.raises(LedgerUnusable, match="is locked"):
             await ledger.accept(call("three"))  # told, and not run
@@ -841,7 +922,7 @@ async def test_calls_at_once_share_transactions_and_a_cancelled_caller_loses_non
             if number % 2:
                 scope.cancel()
             await ledger.accept(call(str(number), key="same" if number in (7, 8) else None))
-        await ledger.end(str(number), EndOfCall("ok"))
+        await ledger.end(str(number), EndOfCall("ok", started=1e9))
 
     async with open_ledger(path) as ledger:
         ledger._file._connection.set_trace_callback(

@@ -42,7 +42,7 @@ def _run(order: dict[str, Any], said: int) -> None:
     file = open_file(order["path"], clock=lambda: clock[0], chance=lambda: 0.0)
     if "file_size" in order:  # a disk without room: every write beyond this fails
         resource.setrlimit(resource.RLIMIT_FSIZE, (order["file_size"], order["file_size"]))
-    open_calls: list[str] = []
+    open_calls: dict[str, float | None] = {}  # and when they were asked
     attempts: list[Attempt] = []
     for number, (act, argument) in enumerate(order["acts"]):
         clock[0] += 7.0
@@ -62,7 +62,7 @@ def _act(
     act: str,
     argument: int,
     name: str,
-    open_calls: list[str],
+    open_calls: dict[str, float | None],
     attempts: list[Attempt],
     say: Any,
 ) -> None:
@@ -73,13 +73,20 @@ def _act(
         accepted = file.do(LedgerFile.accept, call)
         say("accepted" if accepted.fresh else "known", accepted.row.id)
         if accepted.fresh:
-            open_calls.append(accepted.row.id)
-            say("ran", accepted.row.id)
+            open_calls[accepted.row.id] = None
+    elif act == "ask" and None in open_calls.values():
+        call_id = next(call for call, asked in open_calls.items() if asked is None)
+        say("asking", call_id)
+        file.do(LedgerFile.ask, call_id, file.clock())
+        say("ran", call_id)
+        open_calls[call_id] = file.clock()
     elif act == "end" and open_calls:
-        call_id = open_calls.pop(argument % len(open_calls))
+        call_id = [*open_calls][argument % len(open_calls)]
+        asked = open_calls.pop(call_id)
         say("ending", call_id)
-        file.do(LedgerFile.end, call_id, EndOfCall("ok", digest("x")))
-        say("ended", call_id)
+        code = "launch_failed" if asked is None else "ok"
+        file.do(LedgerFile.end, call_id, EndOfCall(code, digest("x"), started=asked))
+        say("ended", call_id, code)
     elif act == "enqueue":
         delivery = Delivery(f"delivery-{argument}", "demo", "hook", '{"type":"run.completed"}')
         file.do(LedgerFile.enqueue, delivery)
@@ -94,7 +101,7 @@ def _act(
         attempt = attempts.pop(0)
         verdict = VERDICTS[argument % 3]
         say("settling", attempt.delivery.id, attempt.number)
-        state = file.do(LedgerFile.settle, attempt, verdict, EndOfCall("ok"))
+        state = file.do(LedgerFile.settle, attempt, verdict, EndOfCall("ok", started=file.clock()))
         say("settled", attempt.delivery.id, attempt.number, state)
     elif act == "repeat":
         row = file.do(LedgerFile.repeat, f"delivery-{argument}")

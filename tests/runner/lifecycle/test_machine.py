@@ -22,6 +22,7 @@ from runner.lifecycle.machine import (
     Finished,
     HealthAnswered,
     HealthMissed,
+    Hold,
     LifecycleEvent,
     LifecycleState,
     OpenCell,
@@ -368,6 +369,23 @@ def test_to_stop_and_start_a_pending_plugin_opens_no_cell() -> None:
         assert (life.name, life.state.reason) == ("pending", "nobody approved it")
         life.take(ReloadAsked(LAZY), StartAsked())
         assert life.name == "starting"
+
+
+def test_what_was_held_before_is_held_from_the_first_moment() -> None:
+    """An eager plugin that was stopped, or in quarantine, in an earlier life of its supervisor."""
+    ends: dict[Hold, LifecycleEvent] = {"stopped": StartAsked(), "quarantined": ResetAsked()}
+    for hold, end in ends.items():
+        for pending in ("", "nobody approved it"):
+            state = new_state(EAGER, 0.0, pending)
+            state, commands = step(state, ReloadAsked(EAGER, pending, hold, "why"), 0.0)
+            assert (state.name, state.reason, commands) == (hold, "why", ())
+            state, commands = step(state, Called(), 0.0)
+            assert commands == (RefuseCalls(1, hold, "why"),)
+            state, commands = step(state, end, 0.0)
+            if pending:
+                assert (state.name, state.reason, commands) == ("pending", pending, ())
+            else:
+                assert (state.name, commands) == ("starting", (OpenCell(1),))
 
 
 def test_sessions_grow_with_the_calls_that_wait_up_to_their_limit() -> None:

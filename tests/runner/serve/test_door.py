@@ -33,6 +33,7 @@ from runner.protocol.dialect import Refusal
 from runner.protocol.http_connection import HttpConnection
 from runner.serve import connections, daemon, listen, room
 from runner.serve import door as door_module
+from runner.serve.alerts import Alerts
 from runner.serve.client import default_socket
 from runner.serve.deliveries import posted_id
 from runner.serve.desk import CallAnswer, Desk, DoorCall
@@ -43,6 +44,7 @@ from runner.serve.peer import Departure, DoorPeer, Rules, identify, read_token
 from runner.serve.refusal import STATUS, Refused
 from runner.serve.routes import Routes
 from runner.serve.service_manager import Notifier, take_sockets, watchdog_seconds
+from runner.session import account
 from tests.conftest import ROOT, SPARE_UID, Caller
 from tests.runner.serve.house import GET, TOKEN, answer, audited, code, house, request, status
 from tests.runner.serve.shelf import put_example
@@ -456,6 +458,7 @@ async def test_errors_of_megabytes_make_no_key_forgotten_and_no_list_long(tmp_pa
     made: list[str] = []
 
     async def call(plugin: str, *given: object, **more: object) -> object:
+        await account.ask()
         made.append(plugin)
         if plugin == "noisy":
             raise PluginError(Refusal(1, "y" * 100_000, "x" * 2_000_000, "", {"data": "z" * 100_000}))
@@ -463,8 +466,9 @@ async def test_errors_of_megabytes_make_no_key_forgotten_and_no_list_long(tmp_pa
 
     supervisor: Any = SimpleNamespace(call=call)
     bounds = LedgerBounds(size=16 << 20)
+    said: list[str] = []
     async with open_ledger(str(tmp_path / "ledger.db"), bounds=bounds) as ledger:
-        desk = Desk(supervisor, ledger, roster, Metrics())
+        desk = Desk(supervisor, ledger, roster, Metrics(), Alerts(said.append))
 
         async def ask(plugin: str, key: str) -> CallAnswer:
             asked = DoorCall(plugin, "tool", None, key=key, caller="token")
@@ -496,12 +500,14 @@ async def test_errors_of_megabytes_make_no_key_forgotten_and_no_list_long(tmp_pa
             await ask("full", "1")
         assert (caught.value.status, caught.value.code) == (429, "overloaded")
         assert "--ledger-size" in caught.value.hint and caught.value.retry_after
+        assert said == [f"{caught.value}; {caught.value.hint}"]
         assert (await ask("bank", "order-2")).status == 200 and desk.in_flight == 0
 
 
 @pytest.mark.trio
 async def test_a_ledger_that_cannot_be_written_is_told_and_nothing_is_accepted(tmp_path: Path) -> None:
-    async with house(tmp_path) as door:
+    said: list[str] = []
+    async with house(tmp_path, said=said) as door:
         other = sqlite3.connect(door.ledger.path, isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         ask = request("/deliveries", "Host: localhost", method="POST", body=b'{"plugin": "x"}')
@@ -509,12 +515,21 @@ async def test_a_ledger_that_cannot_be_written_is_told_and_nothing_is_accepted(t
         refused = await door.ask(request("/calls", "Host: localhost"))
         assert (status(refused), code(refused)) == (503, "ledger")
         assert b"is locked by another program" in refused and b"retry-after: 5" in refused.lower()
-        told = json.loads((await door.ask(GET)).partition(b"\r\n\r\n")[2])
-        assert told["status"] == "degraded" and "is locked" in told["ledger"]["fault"]
+        answered = await door.ask(GET)
+        told = json.loads(answered.partition(b"\r\n\r\n")[2])
+        assert (status(answered), told["status"]) == (503, "unavailable")
+        assert "is locked" in told["ledger"]["fault"] and told["reasons"][0]["code"] == "ledger"
+        assert status(await door.ask(request("/live", "Host: localhost"))) == 200
         other.execute("ROLLBACK")
         other.close()
         assert status(await door.ask(request("/calls", "Host: localhost"))) == 200
-        assert b'"status":"ok"' in await door.ask(GET)
+        # Nobody calls a daemon that is not ready, so it finds out by itself that it can write again.
+        with trio.fail_after(60):
+            while status(answered := await door.ask(GET)) != 200:
+                pass
+        assert b'"code":"configuration"' in answered  # its folder of plugins is missing, and it is ready
+    told_so = [line.partition(":")[0] for line in said if line.startswith(("no calls", "the ledger"))]
+    assert told_so == ["no calls are taken", "the ledger can be written again"]
 
 
 # --- who may ------------------------------------------------------------------------------------------------

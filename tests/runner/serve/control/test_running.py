@@ -333,17 +333,18 @@ async def _a_binding_that_is_disabled_later_gets_nothing(made: Plane) -> None:
 
 
 async def _calls_of_a_daemon_that_was_killed(made: Plane) -> None:
-    for name, plugin in (("call_lost", "binding:tool"), ("call_other", "plain")):
+    for name, plugin in (("call_lost", "binding:tool"), ("call_idle", "binding:tool"), ("other", "plain")):
         await made.ledger.accept(Accepted(name, plugin, "reader", "tools", "org:acme", digest({}), "unknown"))
+    await made.ledger.ask("call_lost", 1e9)
     await made.ledger.do(LedgerFile.recover)
     for _ in range(2):
         await made.running.record_lost(made.ledger)
-        (found,) = await made.records(binding="tool")
-        assert (found["invocation_id"], found["status"], found["code"]) == (
-            *("call_lost", "failed"),
-            "runner.crashed",
-        )
-        assert (found["execution_outcome"], found["org_id"]) == ("unknown", "acme")
+        found = {each["invocation_id"]: each for each in await made.records(binding="tool")}
+        assert {(name, each["status"], each["execution_outcome"]) for name, each in found.items()} == {
+            ("call_lost", "failed", "unknown"),
+            ("call_idle", "retryable_failure", None),
+        }
+        assert {(each["code"], each["org_id"]) for each in found.values()} == {("runner.crashed", "acme")}
 
 
 # --- helpers ------------------------------------------------------------------------------------------------
