@@ -65,8 +65,13 @@ def read(document: Document, *, home: str = "") -> tuple[Plugin | None, tuple[Di
     return found, faults.diagnostics()
 
 
-def _strict(keys: KeyPath) -> str | None:
-    return "sandbox_unknown_key" if keys[:2] == ("plugin", "sandbox") else None
+def _strict(keys: KeyPath, value: object) -> str | None:
+    """The contract's tables are closed. A key that only newer hosts know may be ignored, a table not: one that
+    is misspelled would ask for less, or for more, than its author wrote."""
+    if keys[:2] == ("plugin", "sandbox"):
+        return "sandbox_unknown_key"
+    is_table = isinstance(value, dict) or (isinstance(value, list) and any(isinstance(each, dict) for each in value))
+    return "unknown_table" if is_table else None
 
 
 def _is_current(faults: Faults, document: Document) -> bool:
@@ -245,4 +250,4 @@ def _described(plugin: Table) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def json_schema() -> dict[str, object]:
-    return model.editor_schema(tables.Manifest, "nexo-plugin.toml", closed=("SandboxTable",))
+    return model.editor_schema(tables.Manifest, "nexo-plugin.toml", closed=("SandboxTable",), tables=False)
