@@ -79,8 +79,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _with_refused_network(read: ManifestRead) -> ManifestRead:
-    """With an error if the plugin asks for the host's network and a launch here would refuse it. All else that
-    a policy refuses is up to `explain`: a manifest is also checked where it does not run."""
+    """With an error if the plugin asks for the host's network and a launch here would refuse it. All else
+    that a policy refuses is up to `explain`: a manifest is also checked where it does not run."""
     plugin = read.plugin
     network = None if plugin is None else plugin.spec.network
     if plugin is None or network is None or network.mode != "host" or not network.required:

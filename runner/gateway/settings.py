@@ -105,9 +105,7 @@ def read_settings(path: str) -> GatewaySettings:
     clients = {name: _client(reader, keys, table) for name, keys, table in reader.tables("clients")}
     remotes = tuple(_remote(reader, name, keys, table) for name, keys, table in reader.tables("remotes"))
     plugins = reader.tables("plugins")
-    folders = {
-        name: _folder(reader, path, keys, table) for name, keys, table in plugins if "folder" in table
-    }
+    folders = {name: _folder(reader, path, keys, table) for name, keys, table in plugins if "folder" in table}
     limits = {name: _limits(reader, keys, table) for name, keys, table in plugins}
     if reader.faults:
         raise DocumentError(*reader.faults)

@@ -201,7 +201,7 @@ class SessionState:
                 queued.append(queued_frame)
             elif event.lane == "event" and not self.outbox.closed and not self._told_of_drops:
                 self._told_of_drops = True  # the report counts them
-                why = f"{MOST_EVENTS} events wait for the plugin, which is slow to read: further ones are dropped"
+                why = f"{MOST_EVENTS} events wait for the plugin, which is slow: further ones are dropped"
                 self._tell(Notice("dropped", {"reason": "slow", "why": why}))
         return queued
 

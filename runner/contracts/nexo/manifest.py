@@ -66,11 +66,12 @@ def read(document: Document, *, home: str = "") -> tuple[Plugin | None, tuple[Di
 
 
 def _strict(keys: KeyPath, value: object) -> str | None:
-    """The contract's tables are closed. A key that only newer hosts know may be ignored, a table not: one that
-    is misspelled would ask for less, or for more, than its author wrote."""
+    """The contract's tables are closed. A key that only newer hosts know may be ignored, a table not: one
+    that is misspelled would ask for less, or for more, than its author wrote."""
     if keys[:2] == ("plugin", "sandbox"):
         return "sandbox_unknown_key"
-    is_table = isinstance(value, dict) or (isinstance(value, list) and any(isinstance(each, dict) for each in value))
+    tables = value if isinstance(value, list) else [value]
+    is_table = any(isinstance(each, dict) for each in tables)
     return "unknown_table" if is_table else None
 
 

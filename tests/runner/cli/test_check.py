@@ -193,7 +193,9 @@ def test_the_hosts_network_needs_the_operator(
     monkeypatch.delenv(variable, raising=False)
     assert run(check, "net.toml") == 20
     error, hint, *_ = capsys.readouterr().out.splitlines()
-    assert error.startswith("net.toml:11:1: error: network_refused: a launch refuses network host: policy default")
+    assert error.startswith(
+        "net.toml:11:1: error: network_refused: a launch refuses network host: policy default"
+    )
     assert "[network] ceiling" in hint and f"{variable}=1" in hint
     # What a launch here gives is no fault.
     monkeypatch.setenv(variable, "1")

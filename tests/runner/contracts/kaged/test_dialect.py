@@ -837,6 +837,9 @@ KNOBS = {
 }
 
 
+NOTHING: tuple[Any, ...] = (None, {})
+
+
 def opened(declared: Declared, **setting: Any) -> Any:
     """The params of initialize, or the violation."""
     events = dialect(plugin(declared), **setting).opening()
@@ -845,7 +848,7 @@ def opened(declared: Declared, **setting: Any) -> Any:
 
 def test_no_secrets_and_an_empty_object_are_not_the_same() -> None:
     keyed = DECLARED._replace(system_config_schema=STRICT)
-    for none in (None, {}):
+    for none in NOTHING:
         assert opened(keyed, secrets=none) == ("handshake_failed", "secrets_invalid")
     assert opened(keyed, secrets={"token": "x"})["system_config"] == {"token": "x"}
     some = DECLARED._replace(system_config_schema=KEYS)
@@ -860,7 +863,7 @@ def test_the_defaults_of_knobs_are_sent() -> None:
     assert opened(knobs, config={"most": "x"}) == ("handshake_failed", "config_invalid")
     # A required setting may have its value from a knob.
     needs = {**SETTINGS, "required": ["store"]}
-    for none in (None, {}):
+    for none in NOTHING:
         assert opened(knobs._replace(config_schema=needs), config=none)["config"]["store"] == "config:/notes"
     needs = {**SETTINGS, "required": ["other"]}
     assert opened(knobs._replace(config_schema=needs)) == ("handshake_failed", "config_invalid")

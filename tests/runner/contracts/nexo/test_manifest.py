@@ -313,7 +313,9 @@ def test_a_legacy_manifest_is_told_what_to_do_and_that_helps() -> None:
 def test_ids_of_32_characters_are_allowed_and_tools_of_64() -> None:
     name = "a" * 32
     tool = f"ext_{name}_".ljust(64, "b")
-    found, _ = read(HEAD.replace('"demo"', f'"{name}"') + f'[plugin.extends]\nhooks = ["{name}"]\ntools = ["{tool}"]\n')
+    found, _ = read(
+        HEAD.replace('"demo"', f'"{name}"') + f'[plugin.extends]\nhooks = ["{name}"]\ntools = ["{tool}"]\n'
+    )
     assert found is not None and dict(found.exports)["tools"] == (tool,)
 
 
