@@ -12,7 +12,8 @@ Nothing was started
   launch_failed              manifest, plan, launch  "the program is not in the cage: REASON"
   overloaded                 launch                  "all 4 processes that may serve this call at once are
                                                      busy": where a contract limits them (session/pool.py)
-  quarantined                launch                  not produced yet
+  quarantined                call                    "the plugin NAME is quarantined: REASON": it failed too
+                                                     often, where a supervisor keeps it (a daemon, a fleet)
 The plugin broke its contract (in a session, or with `exec --inspect`)
   handshake_failed           handshake               what is wrong with its answer to the handshake
   protocol_version_mismatch  handshake               which versions it speaks, and which the contract has

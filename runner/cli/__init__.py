@@ -37,8 +37,8 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "worker": "take calls for plugins from a fleet (NATS JetStream), and run them here",
         "ps": "list the plugins of a daemon (runner serve) and their states",
         "logs": "show what a plugin of a daemon (runner serve) wrote to its stderr",
-        "ctl": "start, stop, reset or reload a plugin of a daemon (runner serve), list calls, drain it, or open"
-        " its page",
+        "ctl": "start, stop, reset or reload a plugin of a daemon (runner serve), list calls, drain it, or"
+        " open its page",
         "binding": "create, list, change, check, roll back or call bindings of a daemon's control plane",
     },
     "look": {

@@ -55,7 +55,12 @@ def run(args: argparse.Namespace) -> int:
             path,
             _read_policy(path)
             if path in policies
-            else load_all(path, contract=args.contract, server=args.server, options=options, config=config),
+            else tuple(
+                _with_refused_network(each)
+                for each in load_all(
+                    path, contract=args.contract, server=args.server, options=options, config=config
+                )
+            ),
         )
         for path in args.manifests
     ]
@@ -90,6 +95,32 @@ def _read_policy(path: str) -> tuple[ManifestRead, ...]:
     from runner.cli.shared.policy_file import policy_faults
 
     return (ManifestRead(None, policy_faults(path)),)
+
+
+def _with_refused_network(read: ManifestRead) -> ManifestRead:
+    """With an error if the plugin asks for the host's network and a launch here would refuse it. All else
+    that a policy refuses is up to `explain`: a manifest is also checked where it does not run."""
+    plugin = read.plugin
+    network = None if plugin is None else plugin.spec.network
+    if plugin is None or network is None or network.mode != "host" or not network.required:
+        return read
+    from runner.launch.prepare import hold_against_policy
+    from runner.launch.stages import Invocation, Loaded
+    from runner.manifest.load import position
+    from runner.outcome import Failure
+
+    try:
+        grant = hold_against_policy(Loaded(Invocation(plugin.manifest), plugin), os.environ).grant
+    except Failure:  # of the policy: `runner check` is not about it
+        return read
+    told = [each for each in grant.denials if each.rule == "network_ceiling" and each.required]
+    others = tuple(each for each in read.diagnostics if each.rule != "host_network_needs_operator")
+    if not told:
+        return read._replace(diagnostics=others)
+    hint = next((each.hint for each in read.diagnostics if each not in others), told[0].hint)
+    message = f"a launch refuses {told[0].asked}: {told[0].reason}"
+    found = Diagnostic(plugin.manifest, *position(plugin, network.where), "network_refused", message, hint)
+    return ManifestRead(None, (*others, found))
 
 
 def _print_policies(policies: list[str], found: list[Diagnostic]) -> None:

@@ -214,7 +214,7 @@ class Catalogue:
     def _failed(self, known: KnownSource, why: str, hint: str) -> None:
         known.lists, known.shown, known.failed_at = None, {}, trio.current_time()
         known.withheld = ()
-        hint = "" if hint == MORE_SECONDS else hint  # nobody can: the gateway made the call
+        hint = hint.removeprefix(MORE_SECONDS).removeprefix(", or ")  # nobody can: the gateway made the call
         known.fault = printable(
             f"{known.source.name}: its tools are missing: {why}" + f"; {hint}" * bool(hint)
         )

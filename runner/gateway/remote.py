@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import shlex
-import subprocess
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeGuard
 
@@ -30,13 +29,13 @@ from runner.protocol.https.fetch import fetch
 from runner.protocol.https.request import HttpsRequest, parse_url
 from runner.protocol.https.response import HttpsResponse
 from runner.serve.peer import read_token
-from sandbox.document.diagnostic import cut, printable, quoted
+from runner.serve.token_command import TokenCommandFailed, run_token_command
+from sandbox.document.diagnostic import cut, printable
 from sandbox.network.rules import parse_rules
 from sandbox.policy.policy import NetworkRule, host_matches
 
 _VERSION = "2025-11-25"
 _CALL_SECONDS = 60.0
-_COMMAND_SECONDS = 30.0
 _MOST_PAGES = 20
 _MOST_LISTED_BYTES = 8 << 20  # of all pages of one list, as they came: in memory they take many times as much
 _LIST_SECONDS = 120.0  # for all lists together, with the handshake
@@ -231,27 +230,13 @@ class RemoteSource:
                 raise _failure("launch_failed", str(error), "token_file") from None
         if not self._settings.token_command:
             return ""
-        program = quoted(self._settings.token_command[0])
-        ended: subprocess.CompletedProcess[bytes] | None = None
-        with trio.move_on_after(_COMMAND_SECONDS):
-            try:
-                ended = await trio.run_process(
-                    self._settings.token_command,
-                    stdin=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    capture_stdout=True,
-                    check=False,
-                )
-            except OSError as error:
-                message = f"its token_command {program} cannot be started: {error.strerror}"
-                raise _failure("launch_failed", message, "token_command") from None
-        if ended is None:
-            message = f"its token_command {program} took more than {_COMMAND_SECONDS:g} s"
-            raise _failure("timeout", message, "token_command")
-        token = ended.stdout.strip()
-        if ended.returncode or not token or not token.isascii() or not token.decode().isprintable():
-            message = f"its token_command {program} gave no token (status {ended.returncode})"
-            raise _failure("launch_failed", message, "token_command")
+        try:
+            token = await run_token_command(self._settings.token_command)
+        except TokenCommandFailed as error:
+            code: Code = "timeout" if error.why == "timeout" else "launch_failed"
+            raise _failure(code, str(error), "token_command") from None
+        if not token.isascii() or not token.decode().isprintable():
+            raise _failure("launch_failed", "its token_command gave no token", "token_command")
         return token.decode()
 
 

@@ -12,8 +12,9 @@
     [clients.cursor]                        # runner gateway --client cursor
     [clients."uid:1000"]                    # at a daemon's door: by uid, "token", or "cert:SUBJECT"
 
-    [plugins.notes]                         # on stdio: whose name that is, if several plugins ask for it
-    folder = "/home/me/plugins/notes"
+    [plugins.notes]                         # on stdio
+    folder = "/home/me/plugins/notes"       # whose name that is, if several plugins ask for it
+    limits = { call = "30s" }               # as --limit of `runner call`
 
     [remotes.tracker]                       # a server on streamable HTTP, as one more plugin
     url = "https://mcp.example.com/mcp"
@@ -31,6 +32,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from runner.gateway.names import MOST_NAME, SEPARATOR
+from runner.serve.settings_file import limit_fault
 from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
 from sandbox.document.read import Document, parse, read_bounded
 from sandbox.policy.load import trust_fault
@@ -82,6 +84,7 @@ class GatewaySettings(NamedTuple):
     remotes: tuple[RemoteSettings, ...] = ()
     trust_first: bool = True
     folders: Mapping[str, str] = {}  # the path that a plugin's name is for
+    limits: Mapping[str, Mapping[str, Any]] = {}  # by the plugin's name
 
     def client(self, name: str) -> ClientSettings:
         return self.clients.get(name) or self.clients.get(DEFAULT_CLIENT) or ClientSettings()
@@ -101,10 +104,12 @@ def read_settings(path: str) -> GatewaySettings:
         reader.fault(("trust_first",), "wrong_type", "trust_first has to be true or false")
     clients = {name: _client(reader, keys, table) for name, keys, table in reader.tables("clients")}
     remotes = tuple(_remote(reader, name, keys, table) for name, keys, table in reader.tables("remotes"))
-    folders = {name: _folder(reader, path, keys, table) for name, keys, table in reader.tables("plugins")}
+    plugins = reader.tables("plugins")
+    folders = {name: _folder(reader, path, keys, table) for name, keys, table in plugins if "folder" in table}
+    limits = {name: _limits(reader, keys, table) for name, keys, table in plugins}
     if reader.faults:
         raise DocumentError(*reader.faults)
-    return GatewaySettings(clients, remotes, trust_first is True, folders)
+    return GatewaySettings(clients, remotes, trust_first is True, folders, limits)
 
 
 class _GatewayReader:
@@ -190,10 +195,19 @@ def _rename(reader: _GatewayReader, keys: KeyPath, table: dict[str, Any]) -> dic
 
 
 def _folder(reader: _GatewayReader, path: str, keys: KeyPath, table: dict[str, Any]) -> str:
-    reader.known(keys, table, ("folder",))
-    if "folder" not in table:
-        reader.fault(keys, "missing_key", f"the table of {quoted(str(keys[-1]))} has no folder")
     return os.path.join(os.path.dirname(path), reader.text(keys, table, "folder"))
+
+
+def _limits(reader: _GatewayReader, keys: KeyPath, table: dict[str, Any]) -> Mapping[str, Any]:
+    reader.known(keys, table, ("folder", "limits"))
+    given = table.get("limits", {})
+    if not isinstance(given, dict):
+        reader.fault((*keys, "limits"), "wrong_type", "limits has to be a table")
+        return {}
+    for name, value in given.items():
+        if fault := limit_fault(name, value):
+            reader.fault((*keys, "limits", name), "bad_limit", *fault)
+    return given
 
 
 def _remote(reader: _GatewayReader, name: str, keys: KeyPath, table: dict[str, Any]) -> RemoteSettings:

@@ -138,6 +138,7 @@ class StdioGateway:
             services=self._services,
             names=str(tools_folder(self._environ).parent / _NAMES),
             folders=self._options.settings.folders,
+            limits=self._options.settings.limits,
         )
 
     def _services(self, name: str) -> Any:

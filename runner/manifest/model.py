@@ -59,12 +59,14 @@ _UNION_PARTS = ("int", "float", "str", "bool")
 _MOST_SUGGESTIONS = 50  # difflib is slow; the first suggestions are enough
 
 
-def check(
-    faults: Faults, model: Any, data: object, keys: KeyPath, strict: Callable[[KeyPath], str | None]
-) -> None:
+# Called with the table that has an unknown key, and with the key's value.
+Strict = Callable[[KeyPath, object], str | None]
+
+
+def check(faults: Faults, model: Any, data: object, keys: KeyPath, strict: Strict) -> None:
     """Report everything in `data` (at `keys`) that does not fit `model`.
 
-    Unknown keys are warnings, except in tables for which `strict` gives the rule they break.
+    Unknown keys are warnings, except those for which `strict` gives the rule they break.
     """
     try:
         _validate(model, data)
@@ -91,14 +93,12 @@ def check(
         _report(faults, model, fault, loc, (*keys, *loc), strict, suggest=number < _MOST_SUGGESTIONS)
 
 
-def _misspelled(
-    errors: list[dict[str, Any]], keys: KeyPath, strict: Callable[[KeyPath], str | None]
-) -> dict[KeyPath, KeyPath]:
+def _misspelled(errors: list[dict[str, Any]], keys: KeyPath, strict: Strict) -> dict[KeyPath, KeyPath]:
     """The missing keys for which the same table has an unknown key that is nearly the same."""
     unknown: dict[KeyPath, list[str]] = {}
     for fault in errors:
         table = tuple(fault["loc"][:-1])
-        if fault["type"] == "extra_forbidden" and strict((*keys, *table)) is None:
+        if fault["type"] == "extra_forbidden" and strict((*keys, *table), None) is None:
             unknown.setdefault(table, []).append(str(fault["loc"][-1]))
     found: dict[KeyPath, KeyPath] = {}
     for fault in errors[:_MOST_SUGGESTIONS]:
@@ -134,7 +134,7 @@ def _report(
     fault: dict[str, Any],
     loc: KeyPath,
     place: KeyPath,
-    strict: Callable[[KeyPath], str | None],
+    strict: Strict,
     *,
     suggest: bool,
 ) -> None:
@@ -147,7 +147,7 @@ def _report(
     if kind == "extra_forbidden":
         known = _known_keys(model, loc[:-1]) if suggest and not faults.full else ()
         hint = did_you_mean(str(place[-1]), known)
-        rule = strict(place[:-1])
+        rule = strict(place[:-1], fault["input"])
         if rule is not None:
             listed = f"known here: {', '.join(known)}" if known else ""
             faults.error(place, rule, f"the key {name} is unknown in {table}", hint or listed)
@@ -236,11 +236,16 @@ def _bare(annotation: Any) -> Any:
     return annotation
 
 
-def editor_schema(model: Any, title: str, closed: tuple[str, ...]) -> dict[str, object]:
-    """The model as JSON Schema 2020-12. Unknown keys are open, except in the tables named in `closed`."""
+def editor_schema(
+    model: Any, title: str, closed: tuple[str, ...], *, tables: bool = True
+) -> dict[str, object]:
+    """The model as JSON Schema 2020-12. Unknown keys are open, except in the tables named in `closed`. With
+    `tables` False, no unknown key may be a table."""
     schema: dict[str, Any] = model.model_json_schema(by_alias=True)
     definitions: dict[str, Any] = schema.get("$defs", {})
     for name, definition in (("", schema), *definitions.items()):
         if name not in closed:
-            definition.pop("additionalProperties", None)
+            had = definition.pop("additionalProperties", None)
+            if not tables and had is False:
+                definition["additionalProperties"] = {"not": {"type": "object"}}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": title}

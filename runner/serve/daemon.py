@@ -155,7 +155,7 @@ class Daemon:
 
         running = RunningBindings(
             *(self._supervisor, control.database, lambda: control.settings),
-            *(self._options.policy, self._environ),
+            *(self._options.policy, self._environ, self._ledger),
         )
         control.listeners.append(lambda subject, name: running.wake())
         return running

@@ -144,7 +144,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         *("audit", "GET", "/audit", "Grants, refusals and connections, the newest first.", "Audit", 200),
-        (Parameter("what", "query", "only grant, refusal, connection, control or removal"), _MOST),
+        (Parameter("what", "query", "grant, refusal, connection, control, delegation or removal"), _MOST),
         local=True,
     ),
     Operation(

@@ -82,17 +82,20 @@ class Roster:
         names: str | None = None,
         folders: Mapping[str, str] | None = None,
         holds: HoldRecord | None = None,
+        limits: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         """`ledger`: None if no changes are recorded. `chosen`: whether a plugin of the configuration is
         wanted, by its name. `services`: what a plugin may ask for. `names`: the file that remembers who has
-        which name. `folders`: who has it by settings of the caller's own, in tables [plugins.NAME]. `holds`:
-        what was stopped or in quarantine before; None: nothing is remembered."""
+        which name. `folders`, `limits`: who has it, and what holds for whom, by settings of the caller's own,
+        in tables [plugins.NAME]. `holds`: what was stopped or in quarantine before; None: nothing is
+        remembered."""
         self._supervisor = supervisor
         self._chosen = chosen
         self._services = services
         self._names = NameRecord(names, paths)
         self._holds = HoldRecord() if holds is None else holds
         self._folders: Mapping[str, str] = folders or {}
+        self._given = Settings({name: {"limits": each} for name, each in (limits or {}).items()})
         self._table = "[{}]" if folders is None else "[plugins.{}]"
         self._ledger = ledger
         self._paths = paths
@@ -156,7 +159,7 @@ class Roster:
         self._folders = self._folders if folders is None else folders
         claims = [source for source in self._kept(found) if self._chosen(source.name)]
         sources, faults = self._settle(claims, known=folders is not None)
-        given = Settings()
+        given = self._given
         if settings is not None:
             served = {each.name: ServedPlugin(each.plugin.contract, each.path) for each in sources}
             given = settings.read(served)

@@ -22,11 +22,10 @@ from runner.contracts.registry import all_contracts, find_contract
 from runner.lifecycle.spec import Spec
 from runner.protocol import wire
 from runner.protocol.secrets import Secrets
-from runner.serve.settings_file import SettingsFile, as_text, without_line_end
+from runner.serve.settings_file import SettingsFile, as_text, limit_fault, without_line_end
 from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
 from sandbox.spec import KeyPath, Limits
 from sandbox.speed.value import NamedTuple
-from sandbox.units import parse_limit
 
 _MOST_PARKED = 16
 # The keys of each table, beside the options of the plugin's contract, and the types that each may have.
@@ -222,14 +221,9 @@ class _SettingsReader(SettingsFile):
 
     def _limits(self, keys: KeyPath, given: dict[str, Any]) -> dict[str, Any]:
         for name, value in given.items():
-            if name not in Limits._fields:
-                hint = did_you_mean(name, Limits._fields) or f"there are {', '.join(Limits._fields)}"
-                self._fault((*keys, name), "settings_key", f"no limit is called {quoted(name)}", hint)
-                continue
-            try:
-                parse_limit(name, value)
-            except ValueError as error:
-                self._fault((*keys, name), "settings_value", f"{name}: {error}")
+            if fault := limit_fault(name, value):
+                rule = "settings_value" if name in Limits._fields else "settings_key"
+                self._fault((*keys, name), rule, *fault)
         return given
 
     def _unknown(self, keys: KeyPath, contract: Contract, known: tuple[str, ...]) -> None:

@@ -10,10 +10,11 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from sandbox.document.diagnostic import Diagnostic, DocumentError, Severity
+from sandbox.document.diagnostic import Diagnostic, DocumentError, Severity, did_you_mean, quoted
 from sandbox.document.read import parse, read_bounded
 from sandbox.policy.load import trust_fault
-from sandbox.spec import KeyPath
+from sandbox.spec import KeyPath, Limits
+from sandbox.units import parse_limit
 
 
 class SettingsFile:
@@ -81,3 +82,15 @@ def as_text(value: bytes) -> str | bytes:
         return value.decode()
     except UnicodeDecodeError:
         return value
+
+
+def limit_fault(name: str, value: Any) -> tuple[str, str] | None:
+    """The fault of a limit in the settings of a plugin, and a hint; None if it has none."""
+    if name not in Limits._fields:
+        hint = did_you_mean(name, Limits._fields) or f"there are {', '.join(Limits._fields)}"
+        return f"no limit is called {quoted(name)}", hint
+    try:
+        parse_limit(name, value)
+    except ValueError as error:
+        return f"{name}: {error}", ""
+    return None

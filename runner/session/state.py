@@ -37,7 +37,7 @@ from runner.protocol.secrets import Secrets
 from runner.protocol.service_guard import ServiceGuard
 from runner.session.arrears import STEP_SECONDS, Arrears
 from runner.session.backlog import Backlog
-from runner.session.outbox import Outbox, QueuedFrame
+from runner.session.outbox import MOST_EVENTS, Outbox, QueuedFrame
 from runner.session.pending import CallClock, Waiter
 from runner.session.record import SessionRecord
 from runner.session.verdict import MORE_SECONDS, TimeRemedies, fell_behind
@@ -94,6 +94,7 @@ class SessionState:
         self.owes_answer = False  # the last call timed out
         self.more_time = MORE_SECONDS  # the hint of a call that timed out
         self.closing = False
+        self._told_of_drops = False
         self.spent = False  # a call was cancelled and answered: it serves no more, and is then shut down
         self.given_up = False  # the caller that opened it was cancelled
         self.ends_if_talkative = False  # the plugin is ended if it sends much while no call is open
@@ -198,6 +199,10 @@ class SessionState:
             queued_frame = self.outbox.post(event)
             if queued_frame is not None:
                 queued.append(queued_frame)
+            elif event.lane == "event" and not self.outbox.closed and not self._told_of_drops:
+                self._told_of_drops = True  # the report counts them
+                why = f"{MOST_EVENTS} events wait for the plugin, which is slow: further ones are dropped"
+                self._tell(Notice("dropped", {"reason": "slow", "why": why}))
         return queued
 
     def begin_frame(self, weight: int) -> None:

@@ -88,6 +88,8 @@ def expired(
         return Outcome("launch_failed", phase, f"{what} after {amount}", "deadline", hint or LAUNCH_HINT)
     if limited:
         remedy = raise_hint("call" if phase == "invocation" else phase, decided_by)
+    elif phase == "invocation":
+        remedy = f"{remedy}, or raise its call limit: --limit call=30s, or limits in the settings"
     elif phase == "handshake":
         remedy = "this is the contract's limit: find out why the plugin is slow to start"
     return Outcome("timeout", phase, f"{what} within {amount}", "deadline", hint or remedy)

@@ -181,11 +181,11 @@ def _gateway(settings_file: str | None) -> DoorMount:
         settings = GatewaySettings() if settings_file is None else read_settings(settings_file)
     except DocumentError as error:
         raise ValueError("\n".join(each.text() for each in error.diagnostics)) from None
-    if settings.folders:
-        name = next(iter(settings.folders))
+    if settings.limits:
+        name = next(iter(settings.limits))
         raise ValueError(
             f"--gateway-settings {settings_file}: [plugins.{name}] is for runner gateway; a daemon has"
-            f" --settings for this: write folder under [{name}] there"
+            f" --settings for this: write folder and limits under [{name}] there"
         )
 
     def load() -> Any:

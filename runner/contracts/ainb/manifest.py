@@ -179,7 +179,7 @@ def read(document: Document, *, home: str = "") -> tuple[Plugin | None, tuple[Di
     return plugin, faults.diagnostics()
 
 
-def _strict(keys: KeyPath) -> str | None:
+def _strict(keys: KeyPath, value: object) -> str | None:
     """Only [subscribes] refuses keys that it does not know: a misspelled topic list would deliver nothing."""
     return "unknown_subscription" if keys == ("subscribes",) else None
 

@@ -1,7 +1,8 @@
 """The capability strings of a manifest: what each asks of the cage.
 
 read:fs:PATH, write:fs:PATH       a path of the host, absolute
-exec:BINARY:PATH                  a program: its file is shown, read-only
+exec:BINARY:PATH                  a program: its file is shown, read-only. It is no permission to start
+                                  programs: a plugin may start every program that its cage shows
 net:HOST:PORT, net:HOST:*         a host, by name
 net:*                             every host, by name ("open"); only a policy can allow it
 net:[]                            no network, said explicitly

@@ -25,6 +25,8 @@ _KNOB = "knob."
 _PROJECT = "project"
 _CONFIG, _SYSTEM_CONFIG = "config_schema", "system_config_schema"
 
+_EXEC_MEANS = "its file is shown, read-only; the plugin can start every program that its cage shows"
+
 Export = tuple[str, tuple[str, ...]]
 
 
@@ -112,14 +114,16 @@ def _parse_row(row: Sequence[str] | None) -> Any:
 
 
 def declarations(plugin: Plugin) -> tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]:
-    """Roles and knobs, for `explain`."""
+    """Roles, knobs, and what exec: means, for `explain`."""
     declared = declared_by(plugin)
     knobs = [
         (name, f"config.{knob.field}", f"{knob.type} {knob.detail}".rstrip(), _shown_default(knob.default))
         for name, knob in declared.knobs.items()
     ]
     roles = [(role,) for role in declared.roles]
-    return tuple((title, tuple(rows)) for title, rows in (("roles", roles), ("knobs", knobs)) if rows)
+    programs = [(each, _EXEC_MEANS) for each in plugin.capabilities if each.startswith("exec:")]
+    found = (("roles", roles), ("knobs", knobs), ("programs", programs))
+    return tuple((title, tuple(rows)) for title, rows in found if rows)
 
 
 def _shown_default(value: Any) -> str:

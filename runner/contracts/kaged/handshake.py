@@ -48,21 +48,24 @@ def make_params(setting: Setting, declared: Declared) -> dict[str, Any]:
     config = setting.config
     if config is None or isinstance(config, Mapping):
         config = {**declared.defaults, **(config or {})}  # the knobs' defaults, where nothing was set
-    if setting.config is not None:
-        _check("configuration", "config_schema", config, declared.config_schema)
+    # Also if nobody gave any: the schema may require some.
+    if setting.config is not None or declared.config_schema is not None:
+        given = setting.config is not None
+        _check("configuration", "config_schema", config, declared.config_schema, given=given)
     if config or setting.config is not None:
         params["config"] = config
-    if setting.secrets or (setting.secrets is not None and declared.system_config_schema is not None):
-        values = dict(setting.secrets)
-        _check("secrets", "system_config_schema", values, declared.system_config_schema)
-        params["system_config"] = values
+    if setting.secrets or declared.system_config_schema is not None:
+        values, given = dict(setting.secrets or {}), setting.secrets is not None
+        _check("secrets", "system_config_schema", values, declared.system_config_schema, given=given)
+        if given:
+            params["system_config"] = values
     return params
 
 
-def _check(what: str, key: str, value: Any, schema: Any) -> None:
+def _check(what: str, key: str, value: Any, schema: Any, *, given: bool) -> None:
     """Raises HandshakeFault. The schema's faults name the place and the rule, and never a value."""
     option = "--secrets" if what == "secrets" else "--config"
-    hint = f"correct {option}; {key} in the manifest describes it"
+    hint = f"{'correct' if given else 'give'} {option}; {key} in the manifest describes it"
     if schema is None:
         message = f"the manifest has no {key} to check the {what} with, so nothing was sent"
         raise _misfit(what, message, f"leave {option} out, or declare {key} in the manifest")
@@ -74,7 +77,8 @@ def _check(what: str, key: str, value: Any, schema: Any) -> None:
         raise _misfit(what, f"the {key} of the manifest cannot be used: {printable(str(fault))}") from None
     if faults:
         text = printable("; ".join(faults[:_MOST_FAULTS]))
-        raise _misfit(what, f"{option} does not fit the manifest's {key}: {text}", hint)
+        who = option if given else f"without {option}, what the plugin would get"
+        raise _misfit(what, f"{who} does not fit the manifest's {key}: {text}", hint)
 
 
 def _misfit(what: str, message: str, hint: str = "") -> HandshakeFault:
@@ -139,7 +143,7 @@ def _warnings(said: Mapping[str, Any], plugin: Plugin, declared: Declared) -> li
 
 
 def _shape(result: Any) -> dict[str, Any]:
-    """The answer, with all its lists. Raises HandshakeFault."""
+    """The answer, which has all that the contract names. Raises HandshakeFault."""
     if not isinstance(result, dict):
         raise _malformed("it is not an object")
     if odd := odd_key(result, _WORDS):
@@ -151,11 +155,11 @@ def _shape(result: Any) -> dict[str, Any]:
             raise _malformed(f"{name} is missing or not a string")
     if type(result.get("api_version")) is not int:
         raise _malformed("api_version is missing or not an integer")
-    lists = {name: result.get(name, []) for name in _LISTS}
-    for name, value in lists.items():
+    for name in _LISTS:
+        value = result.get(name)
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise _malformed(f"{name} is not an array of strings")
-    return {**result, **lists}
+            raise _malformed(f"{name} is missing or not an array of strings")
+    return result
 
 
 def _malformed(why: str) -> HandshakeFault:

@@ -126,7 +126,7 @@ def read(
 ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
     """The plugin (None if there is an error), and all diagnostics."""
     faults = Faults(document)
-    model.check(faults, Manifest, document.data, (), lambda _: None)
+    model.check(faults, Manifest, document.data, (), lambda *_: None)
     manifest = Table(document.data)
     _check_identity(faults, manifest)
     declared = _declared(faults, manifest)

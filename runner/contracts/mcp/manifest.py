@@ -157,7 +157,7 @@ def _check_entry(faults: Faults, host: Host, server: HostServer, data: object) -
 
     depth = len(server.keys)
 
-    def strict(keys: KeyPath) -> str | None:
+    def strict(keys: KeyPath, value: object) -> str | None:
         return UNKNOWN if keys[depth : depth + 1] == ("x-sandbox",) else None
 
     if host.shape == "plain" and not host.named_list and host.syntax != "toml" and isinstance(data, dict):

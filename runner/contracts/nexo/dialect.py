@@ -252,6 +252,8 @@ class NexoDialect(Dialect):
         number, known = call
         if known.hook and (why := hooks.fault(value)):
             return self._substitute(number, known.hook, why)
+        if known.hook:
+            return hooks.without_odd_override(number, known.hook, value)
         return (Reply(number, value),)
 
     def _refused(self, error: jsonrpc.RpcError) -> Events:

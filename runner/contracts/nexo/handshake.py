@@ -55,6 +55,11 @@ def read_handshake_answer(result: Any, plugin: Plugin) -> HandshakeAnswer:
         found = catalogue.read_advertised(result.get("tools", []), declared)
     except catalogue.CatalogueFault as fault:
         raise _fault("tool_catalogue", str(fault)) from None
+    if declared and not found:
+        what = "an empty list of tools" if "tools" in result else "no tools"
+        message = f"its answer to initialize has {what}, and its manifest declares {quoted(declared[0])}"
+        hint = "advertise it in result.tools, or remove it from [plugin.extends] tools"
+        raise _fault("tools_missing", message, hint)
     tools = catalogue.manifest_tools(plugin) | found
     identity = Identity(
         id=name,

@@ -34,3 +34,14 @@ def fault(value: Any) -> str:
     if value.get("decision") not in (None, "allow", "block", "transform"):
         return "decision in its answer is none of allow, block and transform"
     return ""
+
+
+def without_odd_override(token: int, hook: str, value: dict[str, Any]) -> Events:
+    """The answer of a hook. An override changes an event key by key, so one that is no object is ignored, and
+    the rest of the answer counts."""
+    override = value.get("override")
+    if override is None or isinstance(override, dict):
+        return (Reply(token, value),)
+    rest = {name: each for name, each in value.items() if name != "override"}
+    told = {"hook": hook, "why": "override in its answer is not an object"}
+    return (Notice("override_ignored", told), Reply(token, rest))

@@ -68,8 +68,14 @@ def read(document: Document, *, home: str = "") -> tuple[Plugin | None, tuple[Di
     return found, faults.diagnostics()
 
 
-def _strict(keys: KeyPath) -> str | None:
-    return "sandbox_unknown_key" if keys[:2] == ("plugin", "sandbox") else None
+def _strict(keys: KeyPath, value: object) -> str | None:
+    """The contract's tables are closed. A key that only newer hosts know may be ignored, a table not: one
+    that is misspelled would ask for less, or for more, than its author wrote."""
+    if keys[:2] == ("plugin", "sandbox"):
+        return "sandbox_unknown_key"
+    tables = value if isinstance(value, list) else [value]
+    is_table = any(isinstance(each, dict) for each in tables)
+    return "unknown_table" if is_table else None
 
 
 def _is_current(faults: Faults, document: Document) -> bool:
@@ -250,4 +256,4 @@ def _described(plugin: Table) -> Iterator[tuple[str, tuple[str, ...]]]:
 def json_schema() -> dict[str, object]:
     from runner.contracts.nexo import tables
 
-    return model.editor_schema(tables.Manifest, "nexo-plugin.toml", closed=("SandboxTable",))
+    return model.editor_schema(tables.Manifest, "nexo-plugin.toml", closed=("SandboxTable",), tables=False)

@@ -23,6 +23,7 @@ from runner.conformance.rules import (
     numbered,
     within,
 )
+from runner.contracts.nexo import exports
 from runner.contracts.nexo.dialect import FRAME_LIMIT
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call
@@ -31,7 +32,11 @@ from runner.protocol.framing import LineFraming
 _FLOOD = 64  # the depth of the host's queue
 _LONG = 4096  # bytes of a line, by the contract's text
 
-_KEPT = (("plugin", "result.manifest.plugin"), ("advertised", "result.tools"))
+_KEPT = (
+    ("initialized", "result"),
+    ("plugin", "result.manifest.plugin"),
+    ("advertised", "result.tools"),
+)
 _INITIALIZE = {"nexo_version": "0.1.5"}
 _HANDSHAKE = rpc.ask("initialize", _INITIALIZE, dict, keep=_KEPT)
 _ECHOED = {"manifest": {"plugin": {"id": not_blank}}}
@@ -65,14 +70,14 @@ def _declared(names: tuple[str, ...]) -> Any:
 
 
 def _not_empty(value: Any) -> str:
-    return "" if isinstance(value, list) and value else "it has to be an array that is not empty"
+    return "" if isinstance(value, list) and value else "it is no array with tools"
 
 
 def _facts(plugin: Plugin | None, call: Call | None) -> dict[str, Any]:
     known: dict[str, Any] = {"plugin id": "trial" if plugin is None else plugin.id}
     if plugin is not None:
         known |= {"id": plugin.id, "own names": _namespaced((f"{plugin.id}_", f"ext_{plugin.id}_"))}
-        if tools := dict(plugin.exports).get("tools", ()):
+        if tools := dict(plugin.exports).get(exports.ADVERTISABLE, ()):
             known |= {"declared tools": _declared(tools)}
         if hooks := dict(plugin.exports).get("hooks", ()):
             known |= {"hook": hooks[0]}
@@ -92,7 +97,7 @@ _RULES = numbered(
     (
         "tools is there and not empty, if the manifest declares tools.",
         "§4.1.1",
-        Check("advertised", _not_empty),
+        Check("initialized", {"tools": _not_empty}),
         _DECLARED,
     ),
     ("Each tool has a name, a description and an input_schema.", "§4.1.1", Check("advertised", [_TOOL])),

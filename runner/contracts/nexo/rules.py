@@ -17,8 +17,10 @@ from sandbox.spec import KeyPath
 # plugins that use it ask for up to >=0.2.0, so this is the lowest release that hosts them all.
 NEXO_VERSION: Triple = (0, 2, 0)
 
-_ID = re.compile(r"[a-z][a-z0-9_]{0,63}\Z", re.ASCII)
-_CHANNEL = re.compile(r"[a-z][a-z0-9_]{0,31}\Z", re.ASCII)
+ID_PATTERN = "^[a-z][a-z0-9_]{0,31}$"  # by the contract, of plugins and of what they extend
+_ID = re.compile(ID_PATTERN.replace("$", r"\Z"), re.ASCII)
+# A tool's name begins with its plugin's id. With the 32 characters of an id some could have none.
+_TOOL = re.compile(r"[a-z][a-z0-9_]{0,63}\Z", re.ASCII)
 _KEBAB = re.compile(r"[a-z][a-z0-9-]{0,40}\Z", re.ASCII)
 _DRIVE = re.compile(r"[A-Za-z]:")
 
@@ -78,14 +80,14 @@ def _identity(faults: Faults, plugin: Table) -> None:
     plugin_id = plugin.string("id")
     if plugin_id is not None and not _ID.match(plugin_id):
         message = f"the id {quoted(plugin_id)} is not allowed"
-        faults.error(plugin.at("id"), "plugin_id", message, _ID_HINT)
+        faults.error(plugin.at("id"), "plugin_id", message, _ID_HINT.format(32))
     for name in ("name", "description"):
         text = plugin.string(name)
         if text is not None and not text.strip():
             faults.error(plugin.at(name), f"{name}_blank", f"the {name} is blank")
 
 
-_ID_HINT = "a lower-case letter, then lower-case letters, digits and _; at most 64 characters"
+_ID_HINT = "a lower-case letter, then lower-case letters, digits and _; at most {} characters"
 
 
 def _versions(faults: Faults, plugin: Table) -> None:
@@ -125,10 +127,11 @@ def _extends(faults: Faults, plugin: Table) -> None:
     conflicts: set[str] = set()
     for section in EXTENDS:
         seen: set[str] = set()
+        pattern, most = (_TOOL, 64) if section == "tools" else (_ID, 32)
         for item in extends.strings(section):
-            if not _ID.match(item.text):
+            if not pattern.match(item.text):
                 message = f"{quoted(item.text)} in {section} is not an id"
-                faults.error(item.keys, "extends_id", message, _ID_HINT)
+                faults.error(item.keys, "extends_id", message, _ID_HINT.format(most))
             elif item.text in seen:
                 message = f"{quoted(item.text)} is listed twice in {section}"
                 faults.error(item.keys, "extends_duplicate", message, "remove one")
@@ -193,10 +196,9 @@ def _path_fields(faults: Faults, plugin: Table) -> None:
 def _channels(faults: Faults, plugin: Table) -> None:
     for channel in plugin.table("channels").tables("register"):
         kind = channel.string("kind")
-        if kind is not None and not _CHANNEL.match(kind):
+        if kind is not None and not _ID.match(kind):
             message = f"the channel kind {quoted(kind)} is not allowed"
-            hint = "a lower-case letter, then lower-case letters, digits and _; at most 32 characters"
-            faults.error(channel.at("kind"), "channel_kind", message, hint)
+            faults.error(channel.at("kind"), "channel_kind", message, _ID_HINT.format(32))
 
 
 def _provides(faults: Faults, plugin: Table) -> None:

@@ -404,7 +404,7 @@ class MetaTable(_Table):
 class PluginTable(_Table):
     """The plugin."""
 
-    id: str = Field(description="^[a-z][a-z0-9_]{0,63}$")
+    id: str = Field(description=rules.ID_PATTERN)
     version: str = Field(description="Semantic version.")
     name: str = Field(description="For people.")
     description: str = Field(description="One line.")

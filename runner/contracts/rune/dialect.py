@@ -130,8 +130,12 @@ class RuneDialect(Dialect):
         return self._seconds("handshake")
 
     def seconds(self, call: Call) -> float:
-        """The limit of the whole invocation, launch and exit included: the contract has none for the call."""
-        return self._seconds("invocation")
+        """The limit of the whole invocation, launch and exit included: the contract has none for the call.
+
+        The contract leaves it to the host, for each plugin. So the `call` limit takes its place, also a
+        longer one: a bundle cannot ask for limits, and what is granted is the operator's word."""
+        granted = self._setting.limits.call
+        return self._seconds("invocation") if granted is None else granted
 
     def framer(self) -> Framer:
         return self._stdout

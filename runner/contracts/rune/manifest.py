@@ -66,7 +66,7 @@ class Manifest(_Table):
 def read(document: Document, *, home: str = "") -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
     """The plugin a bundle describes (None if there is an error), and everything to say about it."""
     faults = Faults(document)
-    model.check(faults, Manifest, document.data, (), lambda _: None)
+    model.check(faults, Manifest, document.data, (), lambda *_: None)
     manifest = Table(document.data)
     _identity(faults, manifest)
     capabilities = _capabilities(manifest)

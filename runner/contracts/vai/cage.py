@@ -185,19 +185,27 @@ def scratch_dir(invocation_id: str) -> str:
 
 def _network(export: DeclaredExport, place: KeyPath, hosts: tuple[str, ...] | None, gateway: str) -> Network:
     where = (*place, "network")
+    allowed = reachable_hosts(export, hosts, gateway)
+    return Network("allowlist", allowed, where) if allowed else Network("none", where=where)
+
+
+def reachable_hosts(
+    export: DeclaredExport, hosts: tuple[str, ...] | None, gateway: str = ""
+) -> tuple[str, ...]:
+    """The hosts that an export asks for. "*": those that the policy lists. `hosts`: of its binding.
+    `gateway`: its URL. Raises OptionsFault."""
     allowed: tuple[str, ...] = ()
     if export.permissions.network == "egress":
         allowed = _LISTED_BY_POLICY if hosts is None else hosts
     if gateway and export.permissions.scopes:
         allowed = (*allowed, _gateway_host(gateway))
-    allowed = tuple(dict.fromkeys(allowed))
-    return Network("allowlist", allowed, where) if allowed else Network("none", where=where)
+    return tuple(dict.fromkeys(allowed))
 
 
 def _gateway_host(url: str) -> str:
     """HOST:PORT of a gateway's URL. Raises OptionsFault."""
     # Imported here: few launches have a gateway.
-    from runner.contracts.vai.gateway import gateway_host
+    from runner.protocol.gateway_url import gateway_host
 
     try:
         return gateway_host(url)

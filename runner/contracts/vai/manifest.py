@@ -188,7 +188,7 @@ def read(document: Document, *, options: Mapping[str, str]) -> tuple[Plugin | No
     """The plugin (None if there is an error), and all diagnostics. `options`: the export that the cage is
     for, and its binding."""
     faults = Faults(document)
-    model.check(faults, Manifest, document.data, (), lambda _: None)
+    model.check(faults, Manifest, document.data, (), lambda *_: None)
     manifest = Table(document.data)
     _check_identity(faults, manifest)
     root = os.path.dirname(document.path)

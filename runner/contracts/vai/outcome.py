@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from runner.contracts.vai.binding import narrow_export, read_binding
+from runner.contracts.vai.cage import OptionsFault, reachable_hosts
 from runner.contracts.vai.call.context import is_attempt, is_id
 from runner.contracts.vai.declared import Declared, DeclaredExport, EffectClass, Permissions, declared_by
 from runner.plugin import Plugin
@@ -196,7 +197,7 @@ def record(plugin: Plugin, call: Call, end: CallEnd, options: Mapping[str, str])
         "dropped_events": end.dropped_events,
         "permissions": {
             "declared": _permissions(export),
-            "effective": _permissions(_effective(export, plugin, options)),
+            "effective": _effective(export, plugin, options),
         },
         "checkpoint": _checkpoint(export, end),
         "late": _late(export, end),
@@ -233,12 +234,22 @@ def _binding_id(options: Mapping[str, str]) -> str | None:
 
 def _effective(
     export: DeclaredExport | None, plugin: Plugin, options: Mapping[str, str]
-) -> DeclaredExport | None:
-    if export is None or not options.get("binding"):
-        return export
-    text, file = options["binding"], options.get("binding_file", "")
-    binding, _ = read_binding(text, file, plugin, export=export.id)
-    return narrow_export(export, binding) if binding is not None else None
+) -> dict[str, Any] | None:
+    """What the binding leaves of the permissions, and the hosts that this call may reach by them."""
+    binding = None
+    if export is not None and options.get("binding"):
+        text, file = options["binding"], options.get("binding_file", "")
+        binding, _ = read_binding(text, file, plugin, export=export.id)
+        export = narrow_export(export, binding) if binding is not None else None
+    found = _permissions(export)
+    if export is None or found is None:
+        return None
+    hosts = None if binding is None else binding.egress
+    try:
+        reachable = reachable_hosts(export, hosts, options.get("gateway_url", ""))
+    except OptionsFault:  # of the gateway's URL: the call was refused
+        reachable = reachable_hosts(export, hosts)
+    return {**found, "egress": list(reachable)}
 
 
 def _permissions(export: DeclaredExport | None) -> dict[str, Any] | None:

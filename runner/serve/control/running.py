@@ -34,12 +34,14 @@ from runner.package.fault import PackageFault
 from runner.package.listing import list_package
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, CallEnd, Refusal
+from runner.protocol.host_services import Services
 from runner.protocol.secrets import Secrets
 from runner.serve.control.database import BindingRow, ControlDatabase, ControlFile, PackageRow
+from runner.serve.control.delegation import BindingGateway
 from runner.serve.control.discovery import effective
 from runner.serve.control.packages import plugin_at
 from runner.serve.control.records import record_row
-from runner.serve.control.settings import ControlSettings
+from runner.serve.control.settings import ControlSettings, OrgGateway
 from runner.serve.desk import DoorCall, OnProgress, off_loop_if_large
 from runner.serve.refusal import Refused
 from runner.session.account import CallAccount, open_account
@@ -92,8 +94,10 @@ class RunningBindings:
         settings: Callable[[], ControlSettings],
         policy: str | None,
         environ: Mapping[str, str],
+        ledger: Ledger,
     ) -> None:
         self.database = database
+        self._ledger = ledger
         self._supervisor = supervisor
         self._settings = settings
         self._policy = policy
@@ -218,6 +222,7 @@ class RunningBindings:
                     contract=bound.package.contract,
                     policy=self._policy,
                     environ=self._environ,
+                    services=Services(gateway=self._gateway_of(bound.row)),
                     secrets=bound.secrets,
                     options=bound.options,
                     numbers={"idle": _IDLE_SECONDS},
@@ -231,6 +236,22 @@ class RunningBindings:
         for each in idle[: max(0, len(self._loaded) - _MOST_LOADED)]:
             self._retire(self._loaded.pop(each))
         return known
+
+    def _gateway_of(self, row: BindingRow) -> BindingGateway:
+        """Makes credentials for calls by a binding, by the settings as they are then."""
+
+        def find() -> OrgGateway | None:
+            org = self._settings().orgs.get(row.org)
+            return None if org is None else org.gateway
+
+        async def hold(call: str, token: str) -> str | None:
+            for each in self._calls.get(row.id, ()):
+                if each.id == call:
+                    await each.hold(token)
+                    return each.caller
+            return None
+
+        return BindingGateway(row.id, find, hold, self._ledger)
 
     def _require_unchanged(self, package: PackageRow) -> None:
         """Raises PluginFailure if the files of a package are not those that were imported. They are read
@@ -327,14 +348,21 @@ class BindingCall:
         self._running = running
         self._scope = trio.CancelScope()
         self._account: CallAccount | None = None
-        self._id, self._input_bytes = "", 0
+        self.id, self._input_bytes = "", 0
         self._context: Mapping[str, Any] = {}
+        self.caller = ""
+        self._with_token: Secrets | None = None  # the binding's, and the token that was made for this call
 
     def accept(self, call: str, input_bytes: int) -> None:
-        self._id, self._input_bytes = call, input_bytes
+        self.id, self._input_bytes = call, input_bytes
+
+    async def hold(self, token: str) -> None:
+        """Hide this token, too, in all that is told and kept of the call."""
+        known = {**self.secrets(), f"token {len(self.secrets())}": token}
+        self._with_token = await trio.to_thread.run_sync(Secrets, known)
 
     def secrets(self) -> Secrets:
-        return self.bound.secrets
+        return self._with_token or self.bound.secrets
 
     def cancel(self) -> None:
         """The binding was disabled."""
@@ -346,8 +374,8 @@ class BindingCall:
         """Make the call, once. Raises PluginError, PluginFailure and DatabaseUnusable. Its record is in the
         database when this returns or raises."""
         end = CallEnd(GIVEN_UP, began=time.time())
-        request = request._replace(context={**(request.context or {}), "invocation_id": self._id})
-        self._context = request.context or {}
+        request = request._replace(context={**(request.context or {}), "invocation_id": self.id})
+        self._context, self.caller = request.context or {}, request.caller
         result: Result | None = None
         try:
             with open_account() as self._account, self._scope:
@@ -358,7 +386,7 @@ class BindingCall:
                 message = f"the binding {self.binding} was disabled while the call ran"
                 raise PluginFailure(Outcome("cancelled", "call", message, DISABLED))
             end = end._replace(outcome=Outcome("ok", "call", "the plugin answered"))
-            value = await off_loop_if_large(self.bound.secrets.hide_in, result.value)
+            value = await off_loop_if_large(self.secrets().hide_in, result.value)
             return result._replace(value=value, invocation=self._describe(end))
         except (PluginError, PluginFailure) as error:
             refusal = error.refusal if isinstance(error, PluginError) else None
@@ -374,7 +402,7 @@ class BindingCall:
     def _hiding(self, on_progress: OnProgress | None) -> OnProgress | None:
         if on_progress is None:
             return None
-        return lambda value: on_progress(self.bound.secrets.hide_in(value))
+        return lambda value: on_progress(self.secrets().hide_in(value))
 
     def _describe(self, end: CallEnd) -> dict[str, Any]:
         """The contract's record of the call. Where the call was not prepared, it is made of what is known."""
@@ -382,12 +410,12 @@ class BindingCall:
             return self._account.invocation
         bound = self.bound
         scope = {"org_id": bound.row.org} | ({"project_id": bound.row.project} if bound.row.project else {})
-        ids = {**self._context, **scope, "invocation_id": self._id}
+        ids = {**self._context, **scope, "invocation_id": self.id}
         call = Call(bound.row.kind, bound.row.export, None, ids)
         found = self._contract.record(
             bound.plugin, call, end._replace(ended=end.ended or time.time()), bound.options
         )
-        return dict(bound.secrets.hide_in(found))
+        return dict(self.secrets().hide_in(found))
 
     async def record(self, end: CallEnd) -> None:
         """Store the record of the call."""
@@ -395,7 +423,7 @@ class BindingCall:
             self.invocation = self._describe(end)
             ended = end._replace(ended=end.ended or time.time())
             row = record_row(
-                self._id, self.bound.row, self.invocation, ended, self._account, self._input_bytes
+                self.id, self.bound.row, self.invocation, ended, self._account, self._input_bytes
             )
             await self._running.database.finish(lambda file: file.add_record(row))
 

@@ -11,6 +11,9 @@
     [orgs.acme]
     tokens = ["@acme.token"]            # several while one is replaced; 32 characters or more
     secrets = {api_key = "@acme.key"}   # secret://acme/api_key; or env:NAME
+    gateway_url = "https://api.example.com"               # of exports that act through the org's gateway
+    gateway_token_command = ["/usr/local/bin/delegate"]   # makes a token for each call: delegation.py
+    gateway_token_lifetime = "15m"      # the longest; default: until the call's deadline and grace are over
 
 The file is read again when it changes, with all that it names. A new one with a fault is told and not used.
 """
@@ -25,19 +28,23 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from runner.package.keys import TrustedKey, load_trusted
+from runner.protocol.gateway_url import gateway_host
 from runner.protocol.secrets import Secrets
 from runner.serve.peer import read_token
 from runner.serve.settings_file import SettingsFile, as_text
 from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
+from sandbox.policy.load import trust_fault
 from sandbox.spec import KeyPath
 from sandbox.speed.value import NamedTuple
+from sandbox.units import parse_limit
 
 _KEYS = (
     *("trust", "review", "registries", "registry_ca", "registry_hosts"),
     *("database", "store", "orgs"),
 )
-_ORG_KEYS = ("tokens", "secrets")
-_MOST_ORGS, _MOST_TOKENS, _MOST_SECRETS, _MOST_REGISTRIES = 1000, 8, 256, 256
+_GATEWAY_KEYS = ("gateway_url", "gateway_token_command", "gateway_token_lifetime")
+_ORG_KEYS = ("tokens", "secrets", *_GATEWAY_KEYS)
+_MOST_ORGS, _MOST_TOKENS, _MOST_SECRETS, _MOST_REGISTRIES, _MOST_WORDS = 1000, 8, 256, 256, 64
 _ORG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _SECRET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}\Z")
 _REGISTRY = re.compile(r"[a-z0-9][a-z0-9.-]*(:\d{1,5})?(/[a-z0-9][a-z0-9._/-]*)?\Z")
@@ -45,9 +52,18 @@ _REGISTRY = re.compile(r"[a-z0-9][a-z0-9.-]*(:\d{1,5})?(/[a-z0-9][a-z0-9._/-]*)?
 Review = Literal["optional", "required"]
 
 
+class OrgGateway(NamedTuple):
+    """What calls through an org's gateway need."""
+
+    url: str
+    token_command: tuple[str, ...]
+    token_lifetime: float = 0.0  # seconds that a token may live, if its call takes less
+
+
 class OrgSettings(NamedTuple):
     tokens: tuple[bytes, ...] = ()  # the SHA-256 of each: a traceback must not show one
     secrets: Secrets = Secrets()  # by name
+    gateway: OrgGateway | None = None
 
 
 class ControlSettings(NamedTuple):
@@ -192,7 +208,38 @@ class _ControlReader(SettingsFile):
                 self._fault((*keys, "secrets", each), "settings_value", message)
         values = {each: self._secret((*keys, "secrets", each), source) for each, source in secrets.items()}
         digests = tuple(self._token((*keys, "tokens", index), each) for index, each in enumerate(tokens))
-        return OrgSettings(digests, Secrets({each: as_text(value) for each, value in values.items()}))
+        found = Secrets({each: as_text(value) for each, value in values.items()})
+        return OrgSettings(digests, found, self._gateway(keys, table))
+
+    def _gateway(self, keys: KeyPath, table: Mapping[str, Any]) -> OrgGateway | None:
+        given = [key for key in _GATEWAY_KEYS if key in table]
+        if not given:
+            return None
+        for key in _GATEWAY_KEYS[:2]:
+            if key not in table:
+                self._fault((*keys, given[0]), "settings_value", f"{given[0]} is there without {key}")
+                return None
+        url, at = table["gateway_url"], (*keys, "gateway_token_command")
+        try:
+            gateway_host(url)
+        except ValueError as error:
+            self._fault((*keys, "gateway_url"), "settings_value", f"gateway_url {error}")
+        command = self._texts(at, table["gateway_token_command"], _MOST_WORDS)
+        if not command or not command[0].startswith("/") or not all(command) or "\0" in "".join(command):
+            message = "gateway_token_command is not a program by its absolute path, and words for it"
+            self._fault(at, "settings_value", message)
+        elif (fault := trust_fault(command[0], "the program")) is not None:
+            self._fault(at, "settings_untrusted", f"{command[0]} is not used: {fault[0]}", fault[1])
+        elif not os.path.isfile(command[0]) or not os.access(command[0], os.X_OK):
+            self._fault(at, "settings_file", f"{command[0]} is not a program that the daemon can start")
+        lifetime = table.get("gateway_token_lifetime", 0)
+        try:
+            seconds = float(parse_limit("call", lifetime)) if lifetime else 0.0
+        except ValueError as error:
+            message = f"gateway_token_lifetime: {error}"
+            self._fault((*keys, "gateway_token_lifetime"), "settings_value", message)
+            seconds = 0.0
+        return OrgGateway(str(url), command, seconds)
 
     def _token(self, keys: KeyPath, source: str) -> bytes:
         """The SHA-256 of a token. The source itself may be a token, by mistake."""

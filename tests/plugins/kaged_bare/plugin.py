@@ -9,6 +9,7 @@ import sys
 import time
 
 NAME = sys.argv[2]
+LISTS = {"methods": [], "notifications": [], "capabilities_used": []}
 MODE = sys.argv[1]
 told = {}
 asked = 0
@@ -101,7 +102,7 @@ while line := sys.stdin.readline():
     try:
         if method == "initialize":
             told.update(params)
-            answer["result"] = {"name": NAME, "version": "1.0.0", "api_version": 1, "methods": []}
+            answer["result"] = {"name": NAME, "version": "1.0.0", "api_version": 1, **LISTS}
         elif method in ("health.check", "shutdown"):
             answer["result"] = {"status": "ok"}
         else:

@@ -186,7 +186,8 @@ class Kaged(_JsonRpc):
 
     def result(self, method, params, value):
         if method == "initialize":
-            return {"name": ID, "version": "1.0.0", "api_version": 1, "note": value}
+            lists = {"methods": [], "notifications": [], "capabilities_used": []}
+            return {"name": ID, "version": "1.0.0", "api_version": 1, **lists, "note": value}
         if self.moment({"method": method}) == "call":
             given = {name: each for name, each in params.items() if name != "_context"}
             return {"input": given, "note": value}

@@ -637,7 +637,7 @@ def test_every_way_to_fail(runner_as: Caller, plugin_dir: Path, write_file: Writ
 
 
 def test_every_code_that_can_be_had_is_among_them() -> None:
-    """quarantined and overloaded have nobody yet who says so; internal is for accidents."""
+    """quarantined and overloaded are said by those who keep plugins; internal is for accidents."""
     assert {way.code for way in WAYS.values()} == set(EXIT) - {
         *("ok", "cancelled", "quarantined", "overloaded", "internal")
     }

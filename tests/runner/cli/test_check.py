@@ -33,7 +33,7 @@ def _in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "run").touch(0o755)
     (tmp_path / "good.toml").write_text(NEXO)
-    (tmp_path / "bad.toml").write_text(NEXO + '[plugin.sandbox]\nnetwrok = "host"\n[plugin.x]\n')
+    (tmp_path / "bad.toml").write_text(NEXO + '[plugin.sandbox]\nnetwrok = "host"\n[plugin.meta]\nx = 1\n')
     (tmp_path / "mcp.json").write_text(
         '{"mcpServers": {\n"a": {"command": "sh"},\n"b": {"url": "x"},\n"c": {"command": ""}}}'
     )
@@ -56,14 +56,14 @@ def test_a_bad_one_with_places_and_hints(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out.splitlines() == [
         "bad.toml:10:1: error: sandbox_unknown_key: the key 'netwrok' is unknown in [plugin.sandbox]",
         "    did you mean 'network'?",
-        "bad.toml:11:9: warning: unknown_key: the key 'x' is unknown in [plugin] and ignored",
+        "bad.toml:12:1: warning: unknown_key: the key 'x' is unknown in [plugin.meta] and ignored",
         "good.toml: ok: demo 1.0.0 (nexo)",
         "1 error, 1 warning",
     ]
 
 
 def test_warnings_alone_are_no_failure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "warn.toml").write_text(NEXO + "[plugin.x]\n")
+    (tmp_path / "warn.toml").write_text(NEXO + "x = 1\n")
     assert run(check, "warn.toml") == 0
     assert capsys.readouterr().out.splitlines()[1:] == [
         "warn.toml: ok: demo 1.0.0 (nexo)",
@@ -185,12 +185,22 @@ def test_what_a_rune_bundle_names_has_to_be_there(tmp_path: Path, capsys: pytest
     assert run(check, "rterm-plugin.json") == 0
 
 
-def test_the_hosts_network_needs_the_operator(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_hosts_network_needs_the_operator(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variable = "NEXO_PLUGIN_SANDBOX_HOST_NET_ALLOW"
     (tmp_path / "net.toml").write_text(NEXO + '[plugin.sandbox]\nenabled = true\nnetwork = "host"\n')
+    monkeypatch.delenv(variable, raising=False)
+    assert run(check, "net.toml") == 20
+    error, hint, *_ = capsys.readouterr().out.splitlines()
+    assert error.startswith(
+        "net.toml:11:1: error: network_refused: a launch refuses network host: policy default"
+    )
+    assert "[network] ceiling" in hint and f"{variable}=1" in hint
+    # What a launch here gives is no fault.
+    monkeypatch.setenv(variable, "1")
     assert run(check, "net.toml") == 0
-    warning, hint, *_ = capsys.readouterr().out.splitlines()
-    assert warning.startswith("net.toml:11:1: warning: host_network_needs_operator: ")
-    assert "[network] ceiling" in hint and "NEXO_PLUGIN_SANDBOX_HOST_NET_ALLOW=1" in hint
+    assert capsys.readouterr().out.splitlines()[-1].startswith("net.toml: ok: ")
 
 
 def test_a_contract_can_be_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,10 +135,12 @@ def test_the_lists_of_an_mcp_server_are_lists(runner_as_user: Caller, copied: Co
 def test_a_plugin_without_tools(
     runner_as_user: Caller, plugin_dir: Path, write_file: Callable[..., Path]
 ) -> None:
-    """Nexo's catalogue is what it advertises: here nothing."""
+    """Nexo's catalogue is what it advertises: here nothing, as its manifest says."""
     plugin = own(plugin_dir, write_file)
-    script = (plugin / "run").read_text()
-    write_file(plugin / "run", script.replace("tools=tools", "tools=[]"), 0o755)
+    for name, old, new in (("run", "tools=tools", "tools=[]"), ("nexo-plugin.toml", '["own_tool"]', "[]")):
+        text = (plugin / name).read_text()
+        assert old in text
+        write_file(plugin / name, text.replace(old, new), 0o755)
     done = runner_as_user("tools", plugin)
     assert done.returncode == 0 and "no tools" in done.stdout
 

@@ -228,7 +228,7 @@ _MCP = (
 _NEXO = (
     Mutant(1, "out", """drop(m, "result.manifest.plugin.id")"""),
     Mutant(2, "out", """put(m, "result.manifest.plugin.id", "other")"""),
-    Mutant(3, "out", """put(m, "result.tools", [])"""),
+    Mutant(3, "out", """drop(m, "result.tools")"""),
     Mutant(4, "out", """[each.pop("description") for each in tools(m)]"""),
     Mutant(5, "out", """tools(m) and tools(m).append(tools(m)[0] | {"name": "greeter_more"})"""),
     Mutant(6, "out", """tools(m) and tools(m).append(tools(m)[0] | {"name": "more"})""", (5,)),

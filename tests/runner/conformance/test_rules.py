@@ -66,6 +66,22 @@ def test_what_is_wrong_with_an_answer(pattern: Any, value: Any, fault: str) -> N
     assert mismatch(pattern, value) == fault
 
 
+def test_a_plugin_that_declares_tools_has_to_advertise_some() -> None:
+    """nexo: an answer without the list is a fault, and not a rule that does not apply."""
+    book = plugin_rules(find_contract("nexo"))
+    assert book is not None
+    (rule,) = [each for each in book.rules if each.rule.text.startswith("tools is there")]
+    (step,) = rule.steps
+    assert isinstance(step, Check) and step.fact in dict(book.handshake[-1].keep)  # type: ignore[union-attr]
+    answers: tuple[tuple[Any, str], ...] = (
+        ({"manifest": {}}, "tools is missing"),
+        ({"tools": []}, "tools: it is no array with tools"),
+        ({"tools": None}, "tools: it is no array with tools"),
+        ({"tools": [{}]}, ""),
+    )
+    assert [mismatch(step.pattern, answer) for answer, _ in answers] == [fault for _, fault in answers]
+
+
 def test_messages_are_filled_in() -> None:
     facts = TrialFacts({"tool": "greet"}, int)
     first = fill({"id": "#1", "name": "$tool", "more": ["#1", "#2", "$", "#"]}, facts)

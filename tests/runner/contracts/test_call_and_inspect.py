@@ -123,8 +123,9 @@ class Talk:
             return {"protocol": "vai.rpc.v1", "type": "hello", "role": "plugin", "plugin": about}
         shape = {"description": "d", "input_schema": {"type": "object"}}
         tools = [{"name": name, **shape} for name in ("greeter_greet", "greeter_count")]
+        lists: dict[str, Any] = {"methods": [], "notifications": [], "capabilities_used": []}
         results: dict[str, dict[str, Any]] = {
-            "kaged": {"name": who.id, "version": who.version, "api_version": 1},
+            "kaged": {"name": who.id, "version": who.version, "api_version": 1, **lists},
             "ainb": {"name": who.id, "version": who.version},
             "nexo": {"manifest": {"plugin": {"id": who.id, "version": who.version}}, "tools": tools},
             "mcp": {"supportedVersions": ["2026-07-28"], "capabilities": {}},

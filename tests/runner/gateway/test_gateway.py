@@ -29,6 +29,7 @@ from tests.runner.gateway.entries import (
     text,
 )
 from tests.runner.serve.served import serving
+from tests.runner.serve.shelf import put_example
 from tests.runner.session.test_real_peers import policy
 from tests.tables import one_case
 
@@ -385,6 +386,24 @@ async def test_a_server_that_takes_anothers_name_gets_none_of_its_tools(
     assert await offered()
     record = json.loads((runner_as.home / ".config/runner/approvals/names/gateway.json").read_text())
     assert record["names"] == [["mail", str(folder / "aaa"), "mail", True]]
+
+
+@pytest.mark.trio
+async def test_limits_of_the_settings(runner_as: Caller, shelf: Path) -> None:
+    put_example("rune", "rune1", shelf / "plugins")
+    program = shelf / "plugins/rune1/plugin.py"
+    said, limit = 'f"Hello, {name}!"', "str(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    source = program.read_text()
+    assert said in source
+    program.write_text(source.replace(said, limit).replace("import json\n", "import json\nimport resource\n"))
+    settings = shelf / "settings.toml"
+    settings.write_text("[plugins.rune1]\nlimits = { open_files = 77 }\n")
+    settings.chmod(0o600)
+    runner_as.give(settings)
+    async with on_stdio(runner_as, shelf / "plugins", "--settings", str(settings)) as client:
+        answer = text(await client.call_tool("rune1__greet", {"name": "you"}))
+    # Less than that only by the share of a machine that has few; without the settings it is 1024.
+    assert 64 <= int(json.loads(answer)["greeting"]) <= 77
 
 
 def test_wrong_words(runner_as: Caller, shelf: Path, write_file: Callable[..., Path]) -> None:

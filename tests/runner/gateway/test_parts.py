@@ -87,7 +87,9 @@ FAULTS: Mapping[str, str] = {
     "[remotes.a]\nurl = 'https://me:pw@x.example/mcp'": ":2:1: bad_url: url has to begin with https://",
     "[remotes.a]\ntoken_file = 'x'": ":1:10: missing_key: the remote 'a' has no url",
     "[plugins.a]\nfoldr = 'x'": ":2:1: unknown_key: there is no key 'foldr' here",
-    "[plugins.a]": ":1:10: missing_key: the table of 'a' has no folder",
+    "[plugins.a]\nlimits = 5": ":2:1: wrong_type: limits has to be a table",
+    "[plugins.a]\nlimits = {cal = '5s'}": ": bad_limit: no limit is called 'cal'",
+    "[plugins.a]\nlimits = {call = 'soon'}": ": bad_limit: call: ",
     "[plugins.a]\nfolder = 1": ":2:1: wrong_type: folder has to be a text",
     "trust_first = 1": ":1:1: wrong_type: trust_first has to be true or false",
     "x = [": ": toml_syntax: ",
@@ -110,6 +112,8 @@ def test_settings(tmp_path: Path) -> None:
     assert other.meant_by("a__x") == ""  # the old name is gone
     path.write_text('[plugins.a]\nfolder = "p/a"\n[plugins.b]\nfolder = "/b"\n')
     assert read_settings(str(path)).folders == {"a": f"{tmp_path}/p/a", "b": "/b"}
+    path.write_text('[plugins.a]\nlimits = {call = "30s"}\n')
+    assert read_settings(str(path)).limits == {"a": {"call": "30s"}}
     path.chmod(0o666)
     with pytest.raises(DocumentError, match="settings_untrusted"):
         read_settings(str(path))

@@ -54,7 +54,8 @@ class Resources(NamedTuple):
 
 # What a daemon says about a day like this one.
 _TOLD = re.compile(
-    "runner serve: (draining$|ready at |the delivery .* is dead after attempt|[0-9]+ more of the kind 'dead letter'"
+    "runner serve: (draining$|ready at |the delivery .* is dead after attempt"
+    "|[0-9]+ more of the kind 'dead letter'"
     "|calls in flight when the last daemon ended|[a-z0-9.]+ is quarantined(:|, as before:) )"
 )
 

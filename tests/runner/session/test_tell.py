@@ -19,16 +19,18 @@ from runner.contracts.ainb.terms import WRITE_SECONDS
 from runner.exceptions import PluginFailure
 from runner.launch.remote.messages import Terms
 from runner.protocol.bus import Room
-from runner.protocol.dialect import Answer, Call, Setting
+from runner.protocol.dialect import Answer, Call, Notice, Setting
 from runner.protocol.header_frames import HeaderFramer, header_frame
 from runner.protocol.host_services import Emit, Services, Tell, Why
 from runner.protocol.memory import DELIVERIES
 from runner.protocol.service_guard import ServiceGuard
 from runner.protocol.wire import decode, encode
 from runner.session.arrears import MOST_CALL_SECONDS, MOST_SECONDS, STEP_SECONDS
+from runner.session.outbox import MOST_EVENTS
 from runner.session.session import Session
 from sandbox.spec import Limits
 from tests.runner.contracts.ainb.conversation import BURNDOWN, WELCOME, answer
+from tests.runner.contracts.nexo.test_dialect import DEMO, ready
 from tests.runner.session.piped_session import PipedCell
 
 pytestmark = pytest.mark.trio
@@ -358,3 +360,21 @@ async def test_one_for_which_too_much_waits_is_ended_and_loses_nothing_before(au
             session.tell(EVENT, {"topic": "t", "payload": chunk})
             assert session.is_over
             await session.state.room()  # nobody waits for one that is over
+
+
+async def test_events_that_a_slow_plugin_misses_are_told_once_and_at_the_time() -> None:
+    """nexo's: nothing is written here, as if the plugin read nothing."""
+    cell = PipedCell()
+    terms = Terms(DEMO, Limits(), (), ("*",), "default", False)
+    session = Session(cell, terms, ready(), ServiceGuard(Telling(), Services(), ("*",)), None)  # type: ignore[arg-type]
+    told: list[int] = []
+    for number in range(MOST_EVENTS + 3):
+        session.tell("broker.event", {"topic": "news.a", "payload": number})
+        told.append(session.state.backlog._receive.statistics().current_buffer_used)
+    # The first that is dropped is told, and not those after it.
+    assert told == [0] * MOST_EVENTS + [1] * 3
+    assert session.state.outbox.dropped == 3
+    notice = await anext(session.events())
+    assert isinstance(notice, Notice) and notice.kind == "dropped"
+    assert notice.value["reason"] == "slow" and f"{MOST_EVENTS} events wait" in notice.value["why"]
+    await cell.aclose()

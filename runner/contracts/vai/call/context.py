@@ -14,9 +14,9 @@ from typing import Any
 from runner.contracts.vai import CONTRACT, IDENTITIES
 from runner.contracts.vai.cage import OptionsFault, scratch_dir
 from runner.contracts.vai.declared import DeclaredExport, Kind
-from runner.contracts.vai.gateway import gateway_host
 from runner.contracts.vai.terms import SECRETS
 from runner.protocol.dialect import Call, CallRefused, Refusal, stray_context
+from runner.protocol.gateway_url import gateway_host
 from runner.protocol.secrets import MARK
 
 # Why a call is refused before anything is started.

@@ -176,6 +176,7 @@ PARAMS = {
     "storage_available": False,
     "projects": ["proj"],
 }
+KEYED = plugin(DECLARED._replace(system_config_schema=KEYS))
 CONFIGURABLE = plugin(DECLARED._replace(config_schema=TEXT, system_config_schema=KEYS))
 
 
@@ -184,8 +185,9 @@ CONFIGURABLE = plugin(DECLARED._replace(config_schema=TEXT, system_config_schema
     [
         ({}, {}),
         ({"services": frozenset({"storage"})}, {"storage_available": True}),
-        ({"config": {"text": "x"}}, {"config": {"text": "x"}}),
         ({"secrets": {"token": SECRET}}, {"system_config": {"token": SECRET}}),
+        ({"secrets": {}}, {"system_config": {}}),
+        ({"config": {"text": "x"}}, {"config": {"text": "x"}}),
         (
             {"config": {"text": "x"}, "secrets": {"token": "y"}},
             {"config": {"text": "x"}, "system_config": {"token": "y"}},
@@ -193,7 +195,9 @@ CONFIGURABLE = plugin(DECLARED._replace(config_schema=TEXT, system_config_schema
     ],
 )
 def test_initialize(setting: dict[str, Any], more: dict[str, Any]) -> None:
-    conversation = dialect(CONFIGURABLE, **setting)
+    requires = None if "config" not in setting else TEXT  # with it, there has to be one
+    declared = DECLARED._replace(config_schema=requires, system_config_schema=KEYS)
+    conversation = dialect(plugin(declared), **setting)
     (frame,) = sent(conversation.opening())
     assert frame == {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {**PARAMS, **more}}
 
@@ -201,6 +205,7 @@ def test_initialize(setting: dict[str, Any], more: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("declared", "setting", "cause", "words"),
     [
+        (CONFIGURABLE, {}, "config_invalid", "without --config, what the plugin would get does not fit"),
         (CONFIGURABLE, {"config": {"text": 5}}, "config_invalid", "/text"),
         (CONFIGURABLE, {"config": {}}, "config_invalid", "text"),
         (CONFIGURABLE, {"config": []}, "config_invalid", "an object"),
@@ -212,8 +217,8 @@ def test_initialize(setting: dict[str, Any], more: dict[str, Any]) -> None:
             "config_invalid",
             "with the configuration and the secrets, initialize has ",
         ),
-        (CONFIGURABLE, {"secrets": {"token": 123456789}}, "secrets_invalid", "/token"),
-        (CONFIGURABLE, {"secrets": {"toekn": SECRET}}, "secrets_invalid", "toekn"),
+        (KEYED, {"secrets": {"token": 123456789}}, "secrets_invalid", "/token"),
+        (KEYED, {"secrets": {"toekn": SECRET}}, "secrets_invalid", "toekn"),
         (NOTES, {"secrets": {"token": SECRET}}, "secrets_invalid", "no system_config_schema"),
     ],
 )
@@ -262,6 +267,9 @@ def without(*keys: str) -> dict[str, Any]:
         (without("api_version"), ("handshake_failed", "malformed")),
         ({**WELCOME, "api_version": True}, ("handshake_failed", "malformed")),
         ({**WELCOME, "api_version": "1"}, ("handshake_failed", "malformed")),
+        (without("methods"), ("handshake_failed", "malformed")),
+        (without("notifications"), ("handshake_failed", "malformed")),
+        (without("capabilities_used"), ("handshake_failed", "malformed")),
         ({**WELCOME, "methods": "all"}, ("handshake_failed", "malformed")),
         ({**WELCOME, "notifications": None}, ("handshake_failed", "malformed")),
         ({**WELCOME, "capabilities_used": [1]}, ("handshake_failed", "malformed")),
@@ -269,7 +277,6 @@ def without(*keys: str) -> dict[str, Any]:
         ({**WELCOME, "name": "other", "api_version": 2}, ("handshake_failed", "identity_mismatch")),
         ({**WELCOME, "api_version": 2, "methods": []}, ("protocol_version_mismatch", "api_version")),
         ({**WELCOME, "methods": [], "notifications": ["x"]}, ("tool_not_exposed", "method_missing")),
-        (without("methods"), ("tool_not_exposed", "method_missing")),
         (
             {**WELCOME, "notifications": ["notes.gone"], "capabilities_used": ["net:*"]},
             ("handshake_failed", "notification_undeclared"),
@@ -317,13 +324,6 @@ def test_what_is_only_worth_a_notice(change: dict[str, Any], kinds: list[str]) -
     events = hear(conversation, answer(1, {**WELCOME, **change}))
     assert [event.kind for event in events if isinstance(event, Notice)] == kinds
     assert isinstance(events[-1], Ready)
-
-
-def test_lists_that_are_missing_are_empty() -> None:
-    conversation = ready(
-        plugin(DECLARED._replace(methods=())), without("methods", "notifications", "capabilities_used")
-    )
-    assert conversation.call(1, ADD)
 
 
 def test_the_time_limits_are_the_manifests() -> None:
@@ -856,6 +856,9 @@ KNOBS = {
 }
 
 
+NOTHING: tuple[Any, ...] = (None, {})
+
+
 def opened(declared: Declared, **setting: Any) -> Any:
     """The params of initialize, or the violation."""
     events = dialect(plugin(declared), **setting).opening()
@@ -864,10 +867,11 @@ def opened(declared: Declared, **setting: Any) -> Any:
 
 def test_no_secrets_and_an_empty_object_are_not_the_same() -> None:
     keyed = DECLARED._replace(system_config_schema=STRICT)
-    assert "system_config" not in opened(keyed)
-    assert opened(keyed, secrets={}) == ("handshake_failed", "secrets_invalid")
+    for none in NOTHING:
+        assert opened(keyed, secrets=none) == ("handshake_failed", "secrets_invalid")
     assert opened(keyed, secrets={"token": "x"})["system_config"] == {"token": "x"}
-    assert opened(DECLARED._replace(system_config_schema=KEYS), secrets={})["system_config"] == {}
+    some = DECLARED._replace(system_config_schema=KEYS)
+    assert "system_config" not in opened(some) and opened(some, secrets={})["system_config"] == {}
     assert "system_config" not in opened(DECLARED, secrets={})  # there is nothing to check and to send
 
 
@@ -878,7 +882,10 @@ def test_the_defaults_of_knobs_are_sent() -> None:
     assert opened(knobs, config={"most": "x"}) == ("handshake_failed", "config_invalid")
     # A required setting may have its value from a knob.
     needs = {**SETTINGS, "required": ["store"]}
-    assert opened(knobs._replace(config_schema=needs), config={})["config"]["store"] == "config:/notes"
+    for none in NOTHING:
+        assert opened(knobs._replace(config_schema=needs), config=none)["config"]["store"] == "config:/notes"
+    needs = {**SETTINGS, "required": ["other"]}
+    assert opened(knobs._replace(config_schema=needs)) == ("handshake_failed", "config_invalid")
     assert "config" not in opened(DECLARED)
 
 
@@ -899,12 +906,12 @@ SPILLS: list[tuple[str, Callable[[KagedDialect], Any]]] = [
 
 @pytest.mark.parametrize(("what", "spill"), SPILLS)
 def test_a_secret_that_the_plugin_repeats_is_hidden(what: str, spill: Callable[[KagedDialect], Any]) -> None:
-    conversation = ready(CONFIGURABLE, secrets={"token": SECRET})
+    conversation = ready(KEYED, secrets={"token": SECRET})
     text = repr(spill(conversation))
     assert SECRET not in text
     assert "[secret]" in text
     # The control: without the secret the same text passes.
-    assert SECRET in repr(spill(ready(CONFIGURABLE)))
+    assert SECRET in repr(spill(ready(KEYED)))
 
 
 @pytest.mark.parametrize(
@@ -919,7 +926,7 @@ def test_a_secret_that_the_plugin_repeats_is_hidden(what: str, spill: Callable[[
     ],
 )
 def test_a_secret_in_the_handshake_is_hidden(welcome: Any) -> None:
-    conversation = dialect(CONFIGURABLE, secrets={"token": SECRET})
+    conversation = dialect(KEYED, secrets={"token": SECRET})
     conversation.opening()
     text = repr(hear(conversation, welcome))
     assert SECRET not in text
@@ -971,7 +978,7 @@ def test_no_beginning_of_a_secret_is_shown_where_a_text_is_cut(what: str, most: 
     text = "x" * (most - len(begin) - 1) + SECRET
 
     def shown(**setting: Any) -> str:
-        conversation = dialect(CONFIGURABLE, **setting)
+        conversation = dialect(KEYED, **setting)
         conversation.opening()
         if (what, most, spill) in CUT:
             hear(conversation, answer(1, WELCOME))
@@ -996,8 +1003,8 @@ ESCAPED = [
 @pytest.mark.parametrize(("what", "most", "spill"), CUT)
 def test_a_secret_that_has_to_be_escaped_is_hidden(what: str, most: int, spill: Spill, secret: str) -> None:
     for text in (secret, repr(secret), json.dumps(secret)):
-        assert "hunter2" not in repr(spill(ready(CONFIGURABLE, secrets={"token": secret}), f"<{text}>"))
-        assert "hunter2" in repr(spill(ready(CONFIGURABLE), f"<{text}>"))
+        assert "hunter2" not in repr(spill(ready(KEYED, secrets={"token": secret}), f"<{text}>"))
+        assert "hunter2" in repr(spill(ready(KEYED), f"<{text}>"))
 
 
 PIN = 1234567890
@@ -1025,8 +1032,8 @@ def test_a_secret_that_is_a_number_is_hidden(what: str, spill: Callable[[KagedDi
 def test_no_beginning_of_a_secret_of_digits_is_shown_where_a_number_is_cut() -> None:
     digits = "12345678901234567890" * 3
     said = b'{"jsonrpc": "2.0", "id": %s}' % digits.encode()
-    assert digits[:20] not in repr(hear(ready(CONFIGURABLE, secrets={"token": digits}), said))
-    assert digits[:20] in repr(hear(ready(CONFIGURABLE), said))
+    assert digits[:20] not in repr(hear(ready(KEYED, secrets={"token": digits}), said))
+    assert digits[:20] in repr(hear(ready(KEYED), said))
 
 
 def test_a_secret_that_is_also_a_name_breaks_nothing() -> None:
@@ -1040,7 +1047,7 @@ def test_a_secret_that_is_also_a_name_breaks_nothing() -> None:
 
 
 def test_a_result_is_the_callers_and_stays_as_it_is() -> None:
-    conversation = ready(CONFIGURABLE, secrets={"token": SECRET})
+    conversation = ready(KEYED, secrets={"token": SECRET})
     conversation.call(1, ADD)
     assert hear(conversation, answer(2, SECRET)) == [Reply(1, SECRET)]
 

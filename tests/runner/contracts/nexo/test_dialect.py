@@ -187,6 +187,8 @@ def offers(*tools: Any) -> dict[str, Any]:
         (answer(1, who("\x1b[2J")), "identity_mismatch", "\\x1b[2J"),
         (answer(1, {"manifest": WHO, "tools": {}}), "tool_catalogue", "not an array"),
         (answer(1, {"manifest": WHO, "tools": None}), "tool_catalogue", "not an array"),
+        (answer(1, {"manifest": WHO}), "tools_missing", "has no tools, and its manifest declares 'demo_say'"),
+        (answer(1, offers()), "tools_missing", "an empty list"),
         (answer(1, offers("demo_say")), "tool_catalogue", "entry 0"),
         (answer(1, offers(SAY, {**REST, "name": 5})), "tool_catalogue", "entry 1"),
         (answer(1, offers({"name": "demo_say", "input_schema": {}})), "tool_catalogue", "description"),
@@ -232,15 +234,18 @@ def test_not_all_schemas_stay_compiled() -> None:
     assert kept == [["t0"], ["t1"], ["t2"], ["t0"]]
 
 
-@pytest.mark.parametrize("result", [who("demo"), {**who("demo"), "tools": []}])
-def test_tools_that_are_declared_and_not_advertised_are_told_of(result: Any) -> None:
+def test_tools_that_are_declared_and_not_advertised_are_told_of() -> None:
     conversation = dialect()
     conversation.opening()
-    notice, done = hear(conversation, answer(1, result))
-    assert notice == Notice(
-        "tools_missing", {"declared_but_not_advertised": ["demo_say", "demo_rest", "demo_odd"]}
-    )
+    notice, done = hear(conversation, answer(1, {**who("demo"), "tools": [REST]}))
+    assert notice == Notice("tools_missing", {"declared_but_not_advertised": ["demo_say", "demo_odd"]})
     assert isinstance(done, Ready) and done.identity.version == ""
+    # A plugin that declares none may leave the list out. What only [plugin.tools] exposes is not advertised.
+    exports = tuple(each for each in DEMO.exports if each[0] != "extends.tools")
+    quiet = dialect(DEMO._replace(exports=exports))
+    quiet.opening()
+    (done,) = hear(quiet, answer(1, who("demo")))
+    assert isinstance(done, Ready) and done.identity.tools == ("demo_pin", "demo_post")
 
 
 @pytest.mark.parametrize(
@@ -257,7 +262,7 @@ def test_tools_that_are_declared_and_not_advertised_are_told_of(result: Any) -> 
 def test_an_instance_may_have_the_name_of_its_base(expected: str, said: str, accepted: bool) -> None:
     conversation = dialect(DEMO._replace(id=expected))
     conversation.opening()
-    event = hear(conversation, answer(1, who(said)))[-1]
+    event = hear(conversation, answer(1, {**who(said), "tools": [SAY]}))[-1]
     assert isinstance(event, Ready if accepted else Violation)
 
 
@@ -837,6 +842,16 @@ def test_a_hook_is_heard(result: Any) -> None:
     conversation = ready()
     conversation.call(5, GREET)
     assert hear(conversation, answer(2, result)) == [Reply(5, result)]
+
+
+@pytest.mark.parametrize("override", ["x", [], 5, True])
+def test_an_override_that_is_no_object_is_ignored_and_told(override: Any) -> None:
+    conversation = ready()
+    conversation.call(5, GREET)
+    notice, reply = hear(conversation, answer(2, {"abort": True, "reason": "PII", "override": override}))
+    assert isinstance(notice, Notice) and notice.kind == "override_ignored"
+    assert notice.value == {"hook": "greet", "why": "override in its answer is not an object"}
+    assert reply == Reply(5, {"abort": True, "reason": "PII"})  # the rest counts
 
 
 @pytest.mark.parametrize(

@@ -34,12 +34,14 @@ def line(**message: Any) -> bytes:
     return json.dumps({"jsonrpc": "2.0", **message}).encode()
 
 
-def reply(plugin_id: Any = "noted", **more: Any) -> bytes:
-    return line(id=1, result={"manifest": {"plugin": {"id": plugin_id, "version": "1.0.0"}}, **more})
-
-
 def tool(name: str) -> dict[str, Any]:
     return {"name": name, "description": "d", "input_schema": {"type": "object"}}
+
+
+def reply(plugin_id: Any = "noted", **more: Any) -> bytes:
+    """Its manifest declares a tool, so it has to advertise some."""
+    result = {"manifest": {"plugin": {"id": plugin_id, "version": "1.0.0"}}, "tools": [tool("noted_add")]}
+    return line(id=1, result={**result, **more})
 
 
 def publish(topic: Any, inner: Any = None) -> bytes:
@@ -67,7 +69,6 @@ def overhear(
 
 FINE: Mapping[str, tuple[Lines, Mapping[str, int]]] = {
     "a handshake": (HELLO, {}),
-    "with its tools": (((">", ASK), ("<", reply(tools=[tool("noted_add")]))), {}),
     "ids of text": (
         ((">", ASK.replace(b":1,", b':"a",')), ("<", reply().replace(b'"id": 1', b'"id": "a"'))),
         {},
@@ -411,6 +412,7 @@ WRONG: Mapping[str, tuple[Lines, str, str]] = {
     "not even a text": (((">", ASK), ("<", reply(3))), "handshake_failed", "identity_missing"),
     "somebody else": (((">", ASK), ("<", reply("other"))), "handshake_failed", "identity_mismatch"),
     "tools that are no list": (((">", ASK), ("<", reply(tools={}))), "handshake_failed", "tool_catalogue"),
+    "no tools": (((">", ASK), ("<", reply(tools=[]))), "handshake_failed", "tools_missing"),
     "a tool as an array of its fields": (
         ((">", ASK), ("<", reply(tools=[["noted_rm", "d", {}]]))),
         "handshake_failed",

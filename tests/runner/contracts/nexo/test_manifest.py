@@ -93,6 +93,12 @@ RULES: list[tuple[str, str, str, int, int]] = [
     ("namespace extends", '[plugin.extends]\ntools = ["demo"]', "tool_namespace", 9, 10),
     ("namespace prefix alone", '[plugin.extends]\ntools = ["demo_"]', "tool_namespace", 9, 10),
     ("extends id", '[plugin.extends]\nhooks = ["Bad-Id"]', "extends_id", 9, 10),
+    ("extends long id", f'[plugin.extends]\nhooks = ["{"a" * 33}"]', "extends_id", 9, 10),
+    ("extends long tool", f'[plugin.extends]\ntools = ["demo_{"a" * 60}"]', "extends_id", 9, 10),
+    ("unknown table", "[plugin.novelty]\nx = 1", "unknown_table", 8, 9),
+    ("unknown table below", "[plugin.capabilities.brokr]\nx = 1", "unknown_table", 8, 22),
+    ("unknown tables", "[[plugin.novelty]]\nx = 1", "unknown_table", 8, 10),
+    ("unknown table at the top", "[other]\nx = 1", "unknown_table", 8, 2),
     ("extends twice", '[plugin.extends]\nhooks = ["a", "a"]', "extends_duplicate", 9, 15),
     ("extends conflict", '[plugin.extends]\nchannels = ["a"]\nhooks = ["a"]', "extends_conflict", 10, 10),
     ("deferred", '[plugin.tools]\nexpose = ["demo_a"]\ndeferred = ["demo_b"]', "tools_deferred", 10, 13),
@@ -251,7 +257,7 @@ def test_each_rule_points_at_its_place(what: str, text: str, rule: str, line: in
     ("old", "new", "rule", "line"),
     [
         ('id = "demo"', 'id = "Demo"', "plugin_id", 3),
-        ('id = "demo"', f'id = "{"a" * 65}"', "plugin_id", 3),
+        ('id = "demo"', f'id = "{"a" * 33}"', "plugin_id", 3),
         ('version = "1.2.3"', 'version = "1.2"', "plugin_version", 4),
         ('name = "Demo"', 'name = " "', "name_blank", 5),
         ('description = "A demo."', 'description = ""', "description_blank", 6),
@@ -304,9 +310,13 @@ def test_a_legacy_manifest_is_told_what_to_do_and_that_helps() -> None:
     assert "only stdio plugins can be hosted" in read(bare)[1][0].hint
 
 
-def test_ids_of_64_characters_are_allowed() -> None:
-    found, _ = read(HEAD.replace('"demo"', f'"{"a" * 64}"'))
-    assert found is not None
+def test_ids_of_32_characters_are_allowed_and_tools_of_64() -> None:
+    name = "a" * 32
+    tool = f"ext_{name}_".ljust(64, "b")
+    found, _ = read(
+        HEAD.replace('"demo"', f'"{name}"') + f'[plugin.extends]\nhooks = ["{name}"]\ntools = ["{tool}"]\n'
+    )
+    assert found is not None and dict(found.exports)["tools"] == (tool,)
 
 
 def test_missing_keys_point_at_the_table_and_come_all_at_once() -> None:
@@ -339,12 +349,12 @@ def test_a_flood_of_faults_is_counted_not_shown() -> None:
 
 
 def test_unknown_keys_are_warnings_with_a_suggestion() -> None:
-    found, diagnostics = read(HEAD + "[plugin.tools]\nexposed = []\n[plugin.novelty]\nx = 1\n")
+    found, diagnostics = read(HEAD + "novelty = 1\n[plugin.tools]\nexposed = []\n")
     assert found is not None
     shown = [(d.rule, d.line, d.column, d.severity, d.hint) for d in diagnostics if d.rule == "unknown_key"]
     assert shown == [
-        ("unknown_key", 9, 1, "warning", "did you mean 'expose'?"),
-        ("unknown_key", 10, 9, "warning", ""),
+        ("unknown_key", 8, 1, "warning", ""),
+        ("unknown_key", 10, 1, "warning", "did you mean 'expose'?"),
     ]
 
 
@@ -830,7 +840,8 @@ def test_the_schema_is_a_schema_and_agrees_with_the_reader() -> None:
     jsonschema.Draft202012Validator.check_schema(_schema())
     validator = jsonschema.Draft202012Validator(_schema())
     assert validator.is_valid(tomllib.loads(EVERY_TABLE))
-    assert validator.is_valid(tomllib.loads(HEAD + "[plugin.novelty]\nx = 1\n"))
+    assert validator.is_valid(tomllib.loads(HEAD + "novelty = 1\n"))
+    assert not validator.is_valid(tomllib.loads(HEAD + "[plugin.novelty]\nx = 1\n"))
     assert not validator.is_valid(tomllib.loads(HEAD + "[plugin.sandbox]\nnope = 1\n"))
     assert not validator.is_valid(tomllib.loads(HEAD + "[plugin.limits]\npids = []\n"))
     assert not validator.is_valid(tomllib.loads(HEAD + "[plugin.limits]\nmem_mb = '1'\n"))

@@ -36,7 +36,7 @@ from runner.protocol.dialect import (
     ShutdownSteps,
     Violation,
 )
-from sandbox.spec import SandboxSpec
+from sandbox.spec import Limits, SandboxSpec
 from tests.conftest import ROOT
 from tests.tables import one_case
 
@@ -835,6 +835,13 @@ def test_clocks(timeouts: Any, handshake_seconds: float, seconds: float, teardow
     assert machine.seconds(Call("tool", TOOL)) == seconds
     hear(machine, encoded(response()))
     assert machine.shutdown_steps() == ShutdownSteps(exit=teardown, counts=True)
+
+
+@pytest.mark.parametrize("granted", [30.0, 1.0])
+def test_the_operators_call_limit_takes_the_place_of_the_contracts_clock(granted: float) -> None:
+    machine = asked(setting()._replace(limits=Limits(call=granted)))
+    assert machine.seconds(Call("tool", TOOL)) == granted
+    assert machine.handshake_seconds == 2.0
 
 
 def test_how_a_plugin_is_let_go_that_had_nothing_to_do() -> None:

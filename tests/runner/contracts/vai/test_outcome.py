@@ -291,7 +291,7 @@ def test_the_record_of_a_success() -> None:
         "delivery_id": None,
         "events": 3,
         "dropped_events": 1,
-        "permissions": {"declared": permissions, "effective": permissions},
+        "permissions": {"declared": permissions, "effective": {**permissions, "egress": ["*"]}},
         "checkpoint": None,
         "late": None,
     }
@@ -393,6 +393,42 @@ def test_a_record_has_only_ids_that_could_be_sent(value: Any) -> None:
 def test_the_retry_count_of_a_refused_call(attempt: Any, count: int) -> None:
     found = record(package(HOOK), Call("hook", "on_run", None, {"attempt": attempt}), REFUSED, {})
     assert found["retry_count"] == count
+
+
+BOUND = {
+    "binding_id": "b",
+    "package_id": "acme/devkit",
+    "package_version": "0.1.0",
+    "export_id": "fetch",
+    "scope": {"org_id": "o"},
+    "secrets": {},
+    "status": "active",
+}
+GATEWAY = "https://gateway.example.com"
+
+
+@pytest.mark.parametrize(
+    ("network", "policy", "url", "hosts"),
+    [
+        ("none", None, "", []),
+        ("none", None, GATEWAY, ["gateway.example.com:443"]),
+        ("egress", None, "", ["*"]),  # those of the policy
+        ("egress", {}, GATEWAY, ["*", "gateway.example.com:443"]),
+        ("egress", {"egress": ["a.example", "b.example:8443"]}, "", ["a.example:443", "b.example:8443"]),
+        ("egress", {"network": "none"}, "", []),
+        ("egress", {"gateway_api_scopes": []}, GATEWAY, ["*"]),  # without a scope there is no gateway
+        ("none", None, "nonsense", []),  # the call was refused
+    ],
+)
+def test_effective_permissions_show_the_hosts(
+    network: Any, policy: dict[str, Any] | None, url: str, hosts: list[str]
+) -> None:
+    export = READ._replace(permissions=Permissions(network, "none", ("runs:read",), ()))
+    options = {} if policy is None else {"binding": json.dumps({**BOUND, "policy": policy})}
+    options |= {"gateway_url": url} if url else {}
+    found = record(package(export), Call("tool", "fetch"), ended("ok"), options)
+    assert found["permissions"]["effective"]["egress"] == hosts
+    assert "egress" not in found["permissions"]["declared"]
 
 
 def test_a_binding_that_is_nested_too_deeply_has_no_id() -> None:

@@ -61,7 +61,7 @@ class Plane:
             org: OrgSettings((org.encode(),), Secrets({"api_key": value})) for org, value in SECRETS.items()
         }
         self.settings = ControlSettings(orgs)
-        self.running = RunningBindings(supervisor, database, lambda: self.settings, policy, ENVIRON)
+        self.running = RunningBindings(supervisor, database, lambda: self.settings, policy, ENVIRON, ledger)
         self.desk = Desk(supervisor, ledger, None, Metrics())  # type: ignore[arg-type]
         self.deliveries = Deliveries(supervisor, ledger, Metrics(), lambda name: (), self.running.target_of)
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import trio
 
-from runner.serve.control.settings import read_control_settings
+from runner.serve.control.settings import OrgGateway, read_control_settings
 from sandbox.document.diagnostic import DocumentError
 from tests.runner.serve.control.market import BINDING, TOKENS, Market, open_market
 from tests.tables import check_rows
 
+URL = "gateway_url = 'https://gateway.example.com'\n"
 FAULTS = {
     "syntax": ("trust = ", "control.toml:1"),
     "an unknown key": ("trusted = 'x'", "did you mean 'trust'"),
@@ -38,6 +39,29 @@ FAULTS = {
     "a secret itself": (f"[orgs.a]\nsecrets = {{k = '{'t' * 40}'}}", "write @FILE, or env:NAME"),
     "a secret as a file's name": (f"[orgs.a]\nsecrets = {{k = '@{'t' * 40}'}}", "the file that it names"),
     "a variable that is not set": ("[orgs.a]\nsecrets = {k = 'env:NONE'}", "no such variable"),
+    "a gateway without tokens": (f"[orgs.a]\n{URL}", "gateway_url is there without gateway_token_command"),
+    "tokens without a gateway": (
+        "[orgs.a]\ngateway_token_command = ['/bin/true']",
+        "control.toml:2:1.*gateway_token_command is there without gateway_url",
+    ),
+    "a gateway elsewhere, in the open": (
+        "[orgs.a]\ngateway_url = 'http://a.example'\ngateway_token_command = ['/bin/true']",
+        "control.toml:2:1.*an http URL of another machine",
+    ),
+    "a command by its name": (f"[orgs.a]\n{URL}gateway_token_command = ['true']", "by its absolute path"),
+    "a command that is a text": (f"[orgs.a]\n{URL}gateway_token_command = '/bin/true'", "not a list"),
+    "no such command": (
+        f"[orgs.a]\n{URL}gateway_token_command = ['/nowhere/x']",
+        "/nowhere/x is not a program",
+    ),
+    "a command that others can change": (
+        f"[orgs.a]\n{URL}gateway_token_command = ['FOLDER/loose']",
+        "FOLDER/loose is not used: .*can be written",
+    ),
+    "a lifetime without a unit of time": (
+        f"[orgs.a]\n{URL}gateway_token_command = ['/bin/true']\ngateway_token_lifetime = 'long'",
+        "gateway_token_lifetime: ",
+    ),
     "a secret with a space": ("[orgs.a]\nsecrets = {'a b' = '@alpha.key'}", "'a b' cannot be the name"),
 }
 
@@ -46,15 +70,16 @@ def test_faults_are_told_with_their_places_and_without_secrets(tmp_path: Path) -
     market = Market(tmp_path)
     market.write("short", "t" * 31)
     market.write("open", "t" * 40).chmod(0o644)
+    market.write("loose", "#!/bin/sh\n").chmod(0o777)
     assert read_control_settings(str(tmp_path / "control.toml"), {}).orgs.keys() == TOKENS.keys()
 
     def check(name: str, row: tuple[str, str]) -> None:
         text, pattern = row
-        path = market.write("control.toml", text + "\n")
+        path = market.write("control.toml", text.replace("FOLDER", str(tmp_path)) + "\n")
         with pytest.raises(DocumentError) as caught:
             read_control_settings(str(path), {})
         said = "\n".join(f"{each.text()} {each.hint}" for each in caught.value.diagnostics)
-        assert re.search(pattern, said), said
+        assert re.search(pattern.replace("FOLDER", re.escape(str(tmp_path))), said), said
         assert "t" * 31 not in said
 
     check_rows(FAULTS, check)
@@ -80,6 +105,11 @@ def test_tokens_and_secrets_are_found_and_never_shown(tmp_path: Path) -> None:
         assert found.secret(uri) is None, uri
     assert found.secret_uris("alpha") == {"secret://alpha/key", "secret://alpha/more"}
     assert found.secret_uris("beta") == frozenset()
+    command = 'gateway_token_command = ["/bin/true", "x"]\ngateway_token_lifetime = "15m"\n'
+    market.settings("", f"[orgs.alpha]\n{URL}{command}[orgs.beta]\n")
+    orgs = read_control_settings(str(tmp_path / "control.toml"), {}).orgs
+    assert orgs["alpha"].gateway == OrgGateway("https://gateway.example.com", ("/bin/true", "x"), 900.0)
+    assert orgs["beta"].gateway is None
     shown = repr(found)
     assert "alpha" in shown and "the secret of" not in shown and TOKENS["alpha"] not in shown
     allowed = {"ghcr.io/acme/devkit": True, "ghcr.io/acme": True, "localhost:5000/x": True}

@@ -17,8 +17,8 @@ from runner.contracts.vai.call.context import (
     timestamp,
 )
 from runner.contracts.vai.declared import Kind
-from runner.contracts.vai.gateway import gateway_host
 from runner.protocol.dialect import Call, CallRefused
+from runner.protocol.gateway_url import gateway_host
 from runner.protocol.wire import encode
 from tests.runner.contracts.vai.package import COMPACTOR, NOW, PLAIN, TOOL
 
