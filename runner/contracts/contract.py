@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from runner.plugin import Allowance, Plugin
+    from runner.protocol.bus import Handler
     from runner.protocol.dialect import Call, CallEnd
-    from runner.protocol.host_services import Delegation, DelegationRequest, HostMethods, Services
+    from runner.protocol.host_services import Ask, Delegation, DelegationRequest, HostMethods, Services
     from runner.supervision import Supervision
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
@@ -180,6 +181,10 @@ class Contract(Protocol):
     def provide(self, plugin: Plugin, services: Services, allowance: Allowance) -> Services:
         """The host's services, with those that the runner itself has for plugins of this contract."""
         return services
+
+    def actions(self, plugin: Plugin, ask: Ask) -> Mapping[str, Handler]:
+        """What other plugins on the same bus may invoke of this one, by name. `ask` calls it."""
+        return {}
 
     def rights(self, plugin: Plugin) -> tuple[tuple[str, str], ...]:
         """What the plugin may ask of its host by its manifest, for `explain`: name and description of each

@@ -92,6 +92,8 @@ class Canary:
         if method == "plugin/cli_dispatch":
             stdout = self.run(*params["argv"])
             return {"stdout": encode(stdout.encode()), "stderr": "", "exit_code": 0}
+        if method == "host/action/invoke":
+            return {"payload": encode(self.act(base64.b64decode(params["payload"])))}
         if method == "plugin/shutdown":
             return {}
         raise Refused(-32601, f"method not found: {method}")
@@ -108,6 +110,14 @@ class Canary:
             for level in ("trace", "debug", "info", "warn", "error"):
                 self.sdk.send({"method": "host/log", "params": {"level": level, "message": f"at {level}"}})
         return {"name": NAME, "version": VERSION}
+
+    def act(self, payload):
+        """What an action of its own does: [METHOD, PARAMS] in JSON asks the host, other bytes are turned."""
+        if payload == b"hang":
+            time.sleep(3600)
+        if payload.startswith(b"["):
+            return json.dumps(self.sdk.ask(*json.loads(payload))).encode()
+        return payload[::-1]
 
     def render(self, width, height):
         def symbol(x, y):

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import trio
 
-from runner.contracts.ainb.declared import declared_by
+from runner.contracts.ainb.declared import Declared, declared_by
 from runner.contracts.ainb.host.files import GuardedFiles
 from runner.contracts.ainb.host.network import GuardedFetcher, common_rules
 from runner.contracts.ainb.host.params import (
@@ -53,7 +54,7 @@ from runner.contracts.ainb.host.sockets import UnixSockets
 from runner.contracts.ainb.payload import decode, encode
 from runner.contracts.ainb.terms import ACTION_SECONDS
 from runner.plugin import Allowance, Plugin
-from runner.protocol.bus import PAYLOAD_MOST_BYTES, Room, SnapshotBus
+from runner.protocol.bus import PAYLOAD_MOST_BYTES, BusRefused, Handler, Room, SnapshotBus
 from runner.protocol.dialect import Answer, Call, Notice
 from runner.protocol.host_services import Ask, Emit, HostError, Services, Tell, Why
 from runner.protocol.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND
@@ -135,9 +136,7 @@ class AinbMethods:
         if self._declared.allows("event_bus") and self._allows(SUBSCRIBE):
             client.subscribe_declared()
         if self._ask is not None:
-            client.member.actions = {
-                name: self._action(name, self._ask) for name in self._declared.cli_namespaces
-            }
+            client.member.actions = actions_of(self._declared, self._ask)
 
     async def published(self) -> None:
         if self._snapshots is not None:
@@ -228,30 +227,22 @@ class AinbMethods:
 
     async def _invoke(self, given: Mapping[str, Any], services: Services) -> dict[str, Any]:
         action: str = given["action"]
-        found = services.bus.find_action(action) if services.bus is not None else None
-        if found is None:
-            raise invalid(f"there is no action {quoted(action[:_NAME_MOST])}")
-        handler, member = found
-        if self._snapshots is None or member is self._snapshots.member:
-            # It is busy with this very request, and may not read the next one before this is answered.
-            raise invalid(f"the plugin itself does the action {quoted(action[:_NAME_MOST])}")
-        asked = given["timeout_ms"] / 1000
-        seconds = min(asked, ACTION_SECONDS) if asked else ACTION_SECONDS
-        with trio.move_on_after(seconds):
-            result = await handler(given["payload"])
-            if len(result) > PAYLOAD_MOST_BYTES:
-                raise HostError(INTERNAL_ERROR, f"the result has more than {PAYLOAD_MOST_BYTES} bytes")
-            return {"payload": encode(result)}
-        raise HostError(ACTION_TIMEOUT, f"action timed out: {action[:_NAME_MOST]}")
-
-    def _action(self, name: str, ask: Ask) -> Callable[[bytes], Any]:
-        """The handler that calls this plugin for an action that another member invokes."""
-
-        async def handler(payload: bytes) -> Any:
-            answer = await ask(Call("action", name, payload))
-            return _payload_of(answer["payload"])
-
-        return handler
+        shown = quoted(action[:_NAME_MOST])
+        if self._snapshots is None or services.bus is None:
+            raise HostError(INTERNAL_ERROR, "the session is over")
+        try:
+            found = services.bus.find_action(action)
+            if found is None:
+                raise invalid(f"there is no action {shown}")
+            handler, plugin = found
+            if plugin == self._id:
+                # It is busy with this very request, and may not read the next one before this is answered.
+                raise invalid(f"the plugin itself does the action {shown}")
+            waiting = nullcontext() if plugin is None else services.bus.awaited(plugin, self._id)
+            with waiting:
+                return await _act_in_time(handler, given)
+        except BusRefused as refused:
+            raise invalid(f"the action {shown} cannot be invoked: {refused}") from None
 
     # --- files and network ----------------------------------------------------------------------------------
 
@@ -315,6 +306,29 @@ class AinbMethods:
         raise HostError(
             WORKSPACE_CREATION_DISABLED, "workspace creation disabled: this host has no workspaces"
         )
+
+
+async def _act_in_time(handler: Handler, given: Mapping[str, Any]) -> dict[str, Any]:
+    asked = given["timeout_ms"] / 1000
+    with trio.move_on_after(min(asked, ACTION_SECONDS) if asked else ACTION_SECONDS):
+        result = await handler(given["payload"])
+        if len(result) > PAYLOAD_MOST_BYTES:
+            raise HostError(INTERNAL_ERROR, f"the result has more than {PAYLOAD_MOST_BYTES} bytes")
+        return {"payload": encode(result)}
+    raise HostError(ACTION_TIMEOUT, f"action timed out: {given['action'][:_NAME_MOST]}")
+
+
+def actions_of(declared: Declared, ask: Ask) -> Mapping[str, Handler]:
+    """What other plugins may invoke of one, by name. `ask` calls it."""
+
+    def action(name: str) -> Handler:
+        async def handler(payload: bytes) -> bytes:
+            answer = await ask(Call("action", name, payload))
+            return _payload_of(answer["payload"])
+
+        return handler
+
+    return {name: action(name) for name in declared.cli_namespaces}
 
 
 def provide(plugin: Plugin, services: Services, allowance: Allowance) -> Services:
