@@ -182,6 +182,11 @@ class Contract(Protocol):
         """The host's services, with those that the runner itself has for plugins of this contract."""
         return services
 
+    def granted(self, plugin: Plugin, allowance: Allowance, allows: Callable[[str], bool]) -> tuple[str, ...]:
+        """The capabilities that the plugin has, of those of its manifest. `allows`: whether the policy allows
+        a method."""
+        return plugin.capabilities
+
     def actions(self, plugin: Plugin, ask: Ask) -> Mapping[str, Handler]:
         """What other plugins on the same bus may invoke of this one, by name. `ask` calls it."""
         return {}

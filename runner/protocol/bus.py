@@ -269,7 +269,7 @@ class SnapshotBus:
             if not waits:
                 self._waits.pop(by, None)
 
-    # --- for a host that knows plugins before they run --------------------------------------------------------
+    # --- for a host that knows plugins before they run ------------------------------------------------------
 
     def offer(self, plugin: str, actions: Mapping[str, Handler]) -> None:
         """The actions of a plugin, which need not run: a handler may start it. Of several plugins with an

@@ -81,6 +81,7 @@ class Setting(NamedTuple):
     # The operator's, for contracts that deliver them: never shown or kept. None: there are none, which is not
     # the same as an empty object.
     secrets: Mapping[str, Any] | None = None
+    granted: tuple[str, ...] = ()  # capabilities of the manifest that the plugin has: Contract.granted
 
 
 # --- events ----------------------------------------------------------------------------------------------

@@ -109,6 +109,9 @@ class Canary:
         elif NAME == "a09":
             for level in ("trace", "debug", "info", "warn", "error"):
                 self.sdk.send({"method": "host/log", "params": {"level": level, "message": f"at {level}"}})
+        if NAME == "a01text":  # as the contract's text has it
+            about = {"name": NAME, "version": VERSION, "abi_version": 2}
+            return {"manifest": {"plugin": about, "capabilities": {"event_bus": True}}, "abi_version": 2}
         return {"name": NAME, "version": VERSION}
 
     def act(self, payload):
@@ -148,8 +151,16 @@ class Canary:
             time.sleep(3600)
         if word == "cat":  # PATH, as it is in the cage
             try:
-                with open(argv[0]) as file:
+                with open(os.path.expanduser(argv[0])) as file:
                     return file.read()
+            except OSError as error:
+                return error.strerror
+        if word == "save":  # PATH TEXT
+            try:
+                path = os.path.expanduser(argv[0])
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                with open(path, "w") as file:
+                    file.write(argv[1])
             except OSError as error:
                 return error.strerror
         if word == "pause":  # SECONDS

@@ -14,7 +14,7 @@ from typing import Any
 import trio
 
 from runner.contracts.ainb.declared import Declared, declared_by
-from runner.contracts.ainb.host.files import GuardedFiles
+from runner.contracts.ainb.host.files import GuardedFiles, common_roots
 from runner.contracts.ainb.host.network import GuardedFetcher, common_rules
 from runner.contracts.ainb.host.params import (
     ACTION_TIMEOUT,
@@ -79,6 +79,9 @@ _FIELD_OF = {
     **dict.fromkeys((READ_DIR, READ_FILE), "files"),
     LOG: "log_level",
 }
+
+# Capabilities that mean nothing but the right to use their methods.
+_BY_POLICY = ("event_bus", "event_stream_subscribe", "workspace:write")
 
 _NAME_MOST = 200  # characters of a plugin's word in a message
 _REASON_MOST = 4096  # characters of a notice's reason
@@ -343,10 +346,34 @@ def provide(plugin: Plugin, services: Services, allowance: Allowance) -> Service
         bus=services.bus if services.bus is not None else SnapshotBus(),
         log_level=check_level(services.log_level or DEFAULT_LEVEL),
         files=GuardedFiles(
-            declared.fs_roots, allowance.readable, allowance.writable, allowance.denied, services.files
+            *(declared.fs_roots, allowance.readable, allowance.writable, allowance.denied, services.files),
+            flags=declared.folders,
         ),
         fetcher=fetcher,
     )
+
+
+def granted(plugin: Plugin, allowance: Allowance, allows: Callable[[str], bool]) -> tuple[str, ...]:
+    """The capabilities of the manifest that it has here: what the policy leaves of them, and this host
+    serves. `allows`: whether the policy allows a method."""
+    declared = declared_by(plugin)
+    hosts = common_rules(declared.lists.get(NEEDED[FETCH]), allowance.hosts)
+    here: dict[str, bool] = {
+        "write_plugin_data": allowance.state_dir in allowance.readable,
+        "spawn_subprocess": True,
+        NEEDED[FETCH]: allowance.network != "none" or (bool(hosts) and allows(FETCH)),
+        NEEDED[DIAL]: NEEDED[DIAL] in declared.lists and allows(DIAL),
+        FS_CAPABILITY: bool(common_roots(_folders(declared), allowance.readable)),
+    }
+    here |= {flag: bool(common_roots([folder], allowance.readable)) for flag, folder in declared.folders}
+    here |= {NEEDED[method]: True for method in NEEDED if NEEDED[method] in _BY_POLICY and allows(method)}
+    return tuple(name for name in declared.granted if here.get(name))
+
+
+def _folders(declared: Declared) -> tuple[str, ...]:
+    """Those of read_paths."""
+    flags = [folder for name, folder in declared.folders if declared.allows(name)]
+    return declared.fs_roots[len(flags) :]
 
 
 def _payload_of(value: Any) -> bytes:

@@ -49,7 +49,7 @@ BURNDOWN = plugin()
 
 
 def dialect(of: Plugin = BURNDOWN, **setting: Any) -> AinbDialect:
-    return AinbDialect(Setting(of, **setting))
+    return AinbDialect(Setting(of, **{"granted": of.capabilities, **setting}))
 
 
 def hear(conversation: AinbDialect, *messages: Any) -> list[Event]:
