@@ -17,6 +17,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
 import trio
 
@@ -180,6 +181,8 @@ class SnapshotBus:
         self._topics_of: dict[str, int] = {}  # number of topics by publisher
         self._readers: dict[str, dict[Member, None]] = {}  # by topic, in the order of subscription
         self._members: dict[Member, None] = {}  # in the order of joining
+        # What subscribers made of the publication that is being delivered: they share it.
+        self.rendered: dict[str, Any] = {}
         self._actions: dict[str, Handler] = {}  # the host's own
         self._offers: dict[str, Mapping[str, Handler]] = {}  # by plugin, whether it runs or not
         self._waits: dict[str, Counter[str]] = {}  # plugin -> plugins whose actions it waits for
@@ -309,6 +312,7 @@ class SnapshotBus:
             # The host is one publisher, however many Subscriptions it has.
             if reader is not member and not (member is None and reader.id == HOST):
                 reader.deliver(snapshot)
+        self.rendered.clear()
         return snapshot.version
 
     def _count(self, publisher: str, size: int, topics: int) -> None:

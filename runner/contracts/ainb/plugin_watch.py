@@ -28,13 +28,13 @@ def _params(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _capability(message: Mapping[str, Any], facts: Mapping[str, Any], memory: dict[Any, Any]) -> str | None:
-    method, declared = message.get("method"), facts.get("$declared")
+    method, declared = str(message.get("method")), facts.get("$declared")
     if not isinstance(declared, Declared) or method not in FIELDS:
         return None
-    needed = (NEEDED.get(method, ""),)
+    needed = [NEEDED[method]] if method in NEEDED else []
     if method in (READ_DIR, READ_FILE):
-        needed = (*READ_ROOTS, FS_CAPABILITY)
-    if needed == ("",) or any(map(declared.allows, needed)):
+        needed = [*READ_ROOTS, FS_CAPABILITY]
+    if not needed or any(map(declared.allows, needed)):
         return ""
     return f"it sent {method}, and its manifest has no {' or '.join(needed)}"
 
@@ -82,7 +82,7 @@ def _log(message: Mapping[str, Any], facts: Mapping[str, Any], memory: dict[Any,
 
 class SnapshotChunk(NamedTuple):
     batch: int
-    index: int
+    number: int
     is_final: bool = False
 
 
@@ -101,10 +101,10 @@ def _chunks(message: Mapping[str, Any], facts: Mapping[str, Any], memory: dict[A
     before: SnapshotChunk | None = memory.get(key)
     if key in memory or len(memory) < _MOST_TOPICS:
         memory[key] = None if chunk.is_final else chunk
-    if chunk.index == 0 or (before is not None and chunk[:2] == (before.batch, before.index + 1)):
+    if chunk.number == 0 or (before is not None and chunk[:2] == (before.batch, before.number + 1)):
         return ""
-    last = "none of this publication" if before is None else f"chunk {before.index}"
-    return f"chunk {chunk.index} came on {key[1]}, and before it {last}"
+    last = "none of this publication" if before is None else f"chunk {before.number}"
+    return f"chunk {chunk.number} came on {key[1]}, and before it {last}"
 
 
 def make_chunk(chunk: SnapshotChunk) -> bytes:
@@ -113,7 +113,7 @@ def make_chunk(chunk: SnapshotChunk) -> bytes:
         "version": b"\x03",
         "published_ns": b"\xcf" + chunk.batch.to_bytes(8, "big"),
         "partial": b"\xc2",
-        "chunk_index": bytes((chunk.index,)),
+        "chunk_index": bytes((chunk.number,)),
         "is_final": b"\xc3" if chunk.is_final else b"\xc2",
         "data": b"\x80",
     }

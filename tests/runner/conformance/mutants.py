@@ -341,7 +341,8 @@ _AINB = (
     Mutant(
         32,
         "out",
-        """r.get("method") == "host/action/invoke" and (drop(m, "error"), m.update(result={"payload": "***"}))""",
+        """r.get("method") == "host/action/invoke" and """
+        """(drop(m, "error"), m.update(result={"payload": "***"}))""",
     ),
     Mutant(33, "got", """r.get("params", {}).get("payload", "").startswith("wSBv") and die()""", (), _NEWS),
     Mutant(34, "got", f"""r.get("params", {{}}).get("payload") == {_CHUNK_2!r} and die()""", (), _NEWS),

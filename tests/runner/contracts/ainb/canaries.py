@@ -42,7 +42,7 @@ def put_canary(root: Path, name: str, program: str = "canary.py", **declared: An
 
 
 # Calls of the pair and their output: one publishes, and the other one is told. It runs before that.
-PAIR = (
+PAIR: tuple[tuple[str, list[str], str], ...] = (
     ("a07", [], ""),
     ("a06", ["publish", "cts.chunks", "2", "9"], ""),
     ("a07", ["told"], '[["cts.chunks", "0:"], ["cts.chunks", "1:"]]'),

@@ -140,8 +140,9 @@ def test_the_answer() -> None:
     for result in ({**WELCOME, "manifest": {}, "more": 7}, TEXT, whole, {**WELCOME, **whole}):
         (came,) = hear(opened(), answer(1, result))
         assert isinstance(came, Ready), result
-    assert (came.identity.id, came.identity.version, came.identity.protocol) == ("burndown", "2.0.0", "2")
-    assert came.identity.tools == ("burn", "usage")
+        identity = came.identity
+        assert (identity.id, identity.version, identity.protocol) == ("burndown", "2.0.0", "2")
+        assert identity.tools == ("burn", "usage")
 
 
 def test_another_version_is_a_notice() -> None:
