@@ -182,15 +182,6 @@ class Contract(Protocol):
         """The host's services, with those that the runner itself has for plugins of this contract."""
         return services
 
-    def granted(self, plugin: Plugin, allowance: Allowance, allows: Callable[[str], bool]) -> tuple[str, ...]:
-        """The capabilities that the plugin has, of those of its manifest. `allows`: whether the policy allows
-        a method."""
-        return plugin.capabilities
-
-    def actions(self, plugin: Plugin, ask: Ask) -> Mapping[str, Handler]:
-        """What other plugins on the same bus may invoke of this one, by name. `ask` calls it."""
-        return {}
-
     def rights(self, plugin: Plugin) -> tuple[tuple[str, str], ...]:
         """What the plugin may ask of its host by its manifest, for `explain`: name and description of each
         right."""
@@ -231,6 +222,10 @@ class Contract(Protocol):
         notification. `what`: "crashed", "respawning", "respawned", "gave_up" or "restarted"; `facts`: of
         LifecycleNews, in runner/lifecycle/spec.py. None: they are told nothing."""
         return None
+
+    def actions(self, plugin: Plugin, ask: Ask) -> Mapping[str, Handler]:
+        """What other plugins on the same bus may invoke of this one, by name. `ask` calls it."""
+        return {}
 
     @property
     def configurations(self) -> HostConfigurations | None:

@@ -95,7 +95,8 @@ async def open_session(
                 terms.on_hook_failure,
                 dict(invocation.options),
                 None if secrets is None else hidden,
-                contract.granted(plugin, terms.allowance, guard.allows),
+                terms.allowance,
+                guard.allows,
             )
             dialect = make_dialect(contract, setting)
             session = Session(cell, terms, dialect, guard, _one_shot_seconds(dialect, setting, seconds))

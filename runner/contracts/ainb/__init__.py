@@ -6,7 +6,7 @@ from runner.contracts.contract import CommandCalls, CommandOutput, Contract, Con
 from sandbox.speed.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from runner.contracts.contract import Layout
     from runner.plugin import Allowance, Plugin
@@ -76,11 +76,6 @@ class AinbContract(Contract):
         from runner.contracts.ainb.host.services import provide
 
         return provide(plugin, services, allowance)
-
-    def granted(self, plugin: Plugin, allowance: Allowance, allows: Callable[[str], bool]) -> tuple[str, ...]:
-        from runner.contracts.ainb.host.services import granted
-
-        return granted(plugin, allowance, allows)
 
     def actions(self, plugin: Plugin, ask: Ask) -> Mapping[str, Handler]:
         from runner.contracts.ainb.declared import declared_by

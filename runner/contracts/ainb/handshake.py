@@ -37,9 +37,11 @@ class HandshakeAnswer(NamedTuple):
 
 
 def make_params(setting: Setting) -> dict[str, Any]:
+    from runner.contracts.ainb.host.services import granted  # `exec --inspect` has no need of it
+
     return {
         "manifest_path": setting.plugin.manifest,
-        "granted_capabilities": list(setting.granted),
+        "granted_capabilities": list(granted(setting.plugin, setting.allowance, setting.allows)),
         "abi_version": ABI_VERSION,
         "config": setting.config,
         "host": dict(_HOST),
