@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandbox.spec import KeyPath, Project, SandboxSpec
+from sandbox.spec import KeyPath, NetworkMode, Project, SandboxSpec
 from sandbox.speed.value import NamedTuple
 
 # Prefix of the variables in an entry that `runner wrap` wrote: they are for the plugin, not for the runner.
@@ -93,3 +93,4 @@ class Allowance(NamedTuple):
     hosts: tuple[str, ...] = ()  # patterns of the hosts that the policy allows: "*.example.com:443"
     writable: tuple[str, ...] = ()  # paths of the host that it can change, the state directory among them
     denied: tuple[str, ...] = ()  # paths that the policy denies to every plugin
+    network: NetworkMode = "none"  # of its cage, as granted

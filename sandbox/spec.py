@@ -146,6 +146,8 @@ class SandboxSpec(NamedTuple):
     where: tuple[tuple[str, KeyPath], ...] = ()
     scratch: Scratch | None = None
     memory_files: tuple[MemoryFile, ...] = ()
+    # A name below the plugin's HOME that leads to the state directory, if it is granted.
+    state_link: str = ""
 
 
 class Overrides(NamedTuple):

@@ -20,6 +20,7 @@ from runner.conformance.report import Transcript, TranscriptLine
 from runner.conformance.rules import (
     Check,
     CloseInput,
+    Kill,
     RuleBook,
     Say,
     See,
@@ -65,6 +66,9 @@ class RawConversation:
         # The first fault of each kind, in the messages that no step was about.
         self.faults: dict[Watch, tuple[str, tuple[TranscriptLine, ...]]] = {}
         self.count = 0  # messages that came
+        self.reply = book.reply
+        self.heard: set[Watch] = set()  # of the contract's own rules for messages: those that applied
+        self._memory: dict[Any, Any] = {}
         self._inbox: deque[bytes | str] = deque()  # frames; a text is what is wrong with the stream
         self._arrived = trio.Event()
         self._ended = False  # nothing more arrives
@@ -91,6 +95,10 @@ class RawConversation:
                 case CloseInput():
                     self.transcript.seen("stdin is closed")
                     await self._cell.stdin.aclose()
+                case Kill():
+                    self.transcript.seen("it is killed")
+                    self._cell.kill()
+                    await self._see_exit(())
                 case SeeExit():
                     await self._see_exit(step.statuses)
 
@@ -166,7 +174,7 @@ class RawConversation:
 
     async def _reply(self, kind: str, value: Any) -> None:
         """Answer a plugin's own request."""
-        if kind == "request" and (answer := self._book.reply(value)) is not None:
+        if kind == "request" and (answer := self.reply(value)) is not None:
             # Not as a step: the plugin's own id may look like a fact.
             await self._send(self._book.encode(encode(answer)))
 
@@ -243,7 +251,17 @@ class RawConversation:
             return None, "other", None
         if fault := self._book.shape(read.value):
             self._note("shape", fault)
+        else:
+            self._judge_by_contract(read.value)
         return read.value, *self._book.sort(read.value)
+
+    def _judge_by_contract(self, message: Any) -> None:
+        for watch, judge in self._book.watches.items():
+            fault = judge(message, self.facts, self._memory)
+            if fault is not None:
+                self.heard.add(watch)
+            if fault:
+                self._note(watch, fault)
 
     def _judge_rest(self, frame: bytes | str) -> tuple[str, Any]:
         """Judge a frame that no step waits for. Returns its kind and value."""

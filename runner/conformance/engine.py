@@ -70,6 +70,7 @@ class _Trial:
         self._verdicts: dict[str, Verdict] = {}  # by the rule's id
         self._faults: dict[Watch, tuple[str, tuple[TranscriptLine, ...]]] = {}
         self._messages = 0
+        self._heard: set[Watch] = set()
         self._unready = ""  # why there is no handshake
         # The verdict on rules that need one. A handshake that worked before is no excuse.
         self._untried: Result = "n/a"
@@ -86,11 +87,15 @@ class _Trial:
             if rule.after_handshake and self._unready:
                 self._conclude(rule, self._untried, self._unready)
                 continue
+            passed = False
             async with self._conversation() as talk:
                 if not rule.after_handshake or await self._is_ready(talk):
-                    await self._try(rule, talk)
+                    passed = await self._try(rule, talk)
                 else:
                     self._conclude(rule, self._untried, self._unready)
+            if passed and rule.again:
+                async with self._conversation() as talk:
+                    await self._try(rule._replace(steps=(*self._book.handshake, *rule.again)), talk)
 
     @asynccontextmanager
     async def _conversation(self) -> AsyncIterator[RawConversation]:
@@ -99,6 +104,7 @@ class _Trial:
                 yield talk
             finally:
                 self._messages += talk.count
+                self._heard |= talk.heard
         for watch, fault in talk.faults.items():
             self._faults.setdefault(watch, fault)
 
@@ -117,6 +123,7 @@ class _Trial:
         """Try a rule. Returns whether others can be tried in the same process."""
         began = trio.current_time()
         self._facts.forget_ids()
+        talk.reply = rule.reply or self._book.reply
         if not rule.own:
             talk.transcript = Transcript()
         result: Result = "pass"
@@ -156,8 +163,10 @@ class _Trial:
             if rule.watch in self._faults:
                 self._conclude(rule, "fail", *self._faults[rule.watch])
             elif rule.watch is not None:
-                result: Result = "pass" if self._messages else "n/a"
-                self._conclude(rule, result, "" if self._messages else "it wrote no message")
+                own = rule.watch in self._book.watches
+                heard = rule.watch in self._heard if own else bool(self._messages)
+                reason = self._why_missing(rule.watch) if own else "it wrote no message"
+                self._conclude(rule, "pass" if heard else "n/a", "" if heard else reason)
         return tuple(
             self._verdicts.get(rule.rule.id, Verdict(rule.rule, "fail", untried)) for rule in self._book.rules
         )

@@ -59,19 +59,26 @@ class CloseInput(NamedTuple):
     """Close the plugin's stdin."""
 
 
+class Kill(NamedTuple):
+    """End the plugin with SIGKILL, as a crash would."""
+
+
 class SeeExit(NamedTuple):
     """Wait until the plugin has exited."""
 
     statuses: tuple[int, ...] = (0,)  # empty: any
 
 
-Step = Say | See | Check | CloseInput | SeeExit
+Step = Say | See | Check | CloseInput | Kill | SeeExit
 
 UNANSWERED = See(None, alone=True, or_exit=True)  # nothing is answered until the plugin exits
 
 # Rules that every message of a plugin is held against, in all trials: it is one ("message"), it has the right
-# shape ("shape"), and it answers something that was asked, once ("answer").
-Watch = Literal["message", "shape", "answer"]
+# shape ("shape"), and it answers something that was asked, once ("answer"). Others are RuleBook.watches.
+Watch = str
+# Returns what is wrong with a message, '' if nothing is, or None if the rule is not about it. It gets the
+# message, the facts ("$name" -> value), and what it remembers of the conversation.
+Judge = Callable[[Mapping[str, Any], Mapping[str, Any], dict[Any, Any]], str | None]
 
 
 class TriedRule(NamedTuple):
@@ -83,6 +90,9 @@ class TriedRule(NamedTuple):
     own: bool = False  # in a process of its own; otherwise after the handshake, where others were tried
     after_handshake: bool = True
     needs: tuple[str, ...] = ()  # facts without which it does not apply
+    again: tuple[Step, ...] = ()  # after these steps, in another process and after its handshake
+    # What the plugin's own requests are answered with. None: RuleBook.reply.
+    reply: Callable[[Any], Any] | None = None
     # It does not apply to a plugin of which the first fact is known in the end, and the second is not.
     unless: tuple[str, str] | None = None
 
@@ -107,6 +117,7 @@ class RuleBook(NamedTuple):
     missing: Mapping[str, str]
     reply: Callable[[Any], Any] = lambda value: None  # the answer to a plugin's own request, or None
     excuse: str = ""  # why rules with `unless` do not apply
+    watches: Mapping[Watch, Judge] = {}  # the contract's own
     make_id: Callable[[int], Any] = int
 
     def encode(self, body: bytes) -> bytes:

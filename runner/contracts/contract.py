@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from typing import TypeVar
 
     from runner.plugin import Allowance, Plugin
+    from runner.protocol.bus import Handler
     from runner.protocol.dialect import Call, CallEnd
-    from runner.protocol.host_services import Delegation, DelegationRequest, HostMethods, Services
+    from runner.protocol.host_services import Ask, Delegation, DelegationRequest, HostMethods, Services
     from runner.supervision import Supervision
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
@@ -221,6 +222,10 @@ class Contract(Protocol):
         notification. `what`: "crashed", "respawning", "respawned", "gave_up" or "restarted"; `facts`: of
         LifecycleNews, in runner/lifecycle/spec.py. None: they are told nothing."""
         return None
+
+    def actions(self, plugin: Plugin, ask: Ask) -> Mapping[str, Handler]:
+        """What other plugins on the same bus may invoke of this one, by name. `ask` calls it."""
+        return {}
 
     @property
     def configurations(self) -> HostConfigurations | None:

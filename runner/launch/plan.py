@@ -126,6 +126,7 @@ def _request(decided: Decided, layers: Layers, environ: Mapping[str, str]) -> Pl
         root_is_copy=bool(decided.copy) and plugin.root_inside == decided.original,
         search_path=entrypoint.search_path,
         approved_program=decided.approved_program,
+        state_link=plugin.spec.state_link,
     )
 
 

@@ -13,9 +13,11 @@ with an error. Publications are never left out from the middle.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
 import trio
 
@@ -26,7 +28,8 @@ HOST = "host"  # the publisher's id of the host's own publications. No plugin ma
 # Bytes of one payload: as base64, with its topic and the rest of the message, it fits into a frame of 16 MiB.
 PAYLOAD_MOST_BYTES = (12 << 20) - (64 << 10)
 TOPIC_MOST_BYTES = 1024
-# Bytes that the topics of a bus hold: of one publisher, and together. The topic itself counts too.
+# Bytes that the topics of a bus hold: of one publisher, and together. The topic itself counts too. One
+# publisher never has more than half of what the others leave: so there is always room for one more.
 KEPT_MOST_BYTES_EACH = 64 << 20
 KEPT_MOST_BYTES = 256 << 20
 TOPICS_MOST_EACH = 1024
@@ -178,7 +181,11 @@ class SnapshotBus:
         self._topics_of: dict[str, int] = {}  # number of topics by publisher
         self._readers: dict[str, dict[Member, None]] = {}  # by topic, in the order of subscription
         self._members: dict[Member, None] = {}  # in the order of joining
+        # What subscribers made of the publication that is being delivered: they share it.
+        self.rendered: dict[str, Any] = {}
         self._actions: dict[str, Handler] = {}  # the host's own
+        self._offers: dict[str, Mapping[str, Handler]] = {}  # by plugin, whether it runs or not
+        self._waits: dict[str, Counter[str]] = {}  # plugin -> plugins whose actions it waits for
 
     # --- for code of the host -------------------------------------------------------------------------------
 
@@ -225,14 +232,58 @@ class SnapshotBus:
         self._members[member] = None
         return member
 
-    def find_action(self, name: str) -> tuple[Handler, Member | None] | None:
-        """The handler of an action, and the member that offers it; None: the host does."""
+    def find_action(self, name: str) -> tuple[Handler, str | None] | None:
+        """The handler of an action, and the id of the plugin that does it; None: the host does. Raises
+        BusRefused if it is not clear which plugin is meant."""
         if name in self._actions:
             return self._actions[name], None
+        offering = [plugin for plugin, actions in self._offers.items() if name in actions]
+        if len(offering) > 1 and name not in offering:
+            # Each plugin chooses the names of its actions. Neither the alphabet nor a race decides.
+            raise BusRefused(f"{len(offering)} plugins have the action, and none of them has its name")
+        if offering:
+            plugin = name if name in offering else offering[0]
+            return self._offers[plugin][name], plugin
         for member in self._members:
             if name in member.actions:
-                return member.actions[name], member
+                return member.actions[name], member.id
         return None
+
+    @contextmanager
+    def awaited(self, plugin: str, by: str) -> Iterator[None]:
+        """While an action of `plugin` runs for the plugin `by`. Raises BusRefused if `plugin` waits for `by`
+        itself, directly or through others: each would wait for the other until its time is up."""
+        seen, new = {by}, [plugin]
+        while new:
+            each = new.pop()
+            if each == by:
+                raise BusRefused(f"{plugin} waits for an action of {by} itself")
+            if each not in seen:
+                seen.add(each)
+                new += self._waits.get(each, ())
+        waits = self._waits.setdefault(by, Counter())
+        waits[plugin] += 1
+        try:
+            yield
+        finally:
+            waits[plugin] -= 1
+            if not waits[plugin]:
+                del waits[plugin]
+            if not waits:
+                self._waits.pop(by, None)
+
+    # --- for a host that knows plugins before they run ------------------------------------------------------
+
+    def offer(self, plugin: str, actions: Mapping[str, Handler]) -> None:
+        """The actions of a plugin, which need not run: a handler may start it. Of several plugins with an
+        action, that of the action's name has it."""
+        self._offers[plugin] = actions
+
+    def retract(self, plugin: str) -> None:
+        """The plugin is no longer known: its actions and its values are forgotten."""
+        self._offers.pop(plugin, None)
+        for topic in [topic for topic, kept in self._kept.items() if kept.publisher == plugin]:
+            self.forget(topic)
 
     # --- inside ---------------------------------------------------------------------------------------------
 
@@ -245,12 +296,12 @@ class SnapshotBus:
         mine = before if before is not None and before.publisher == publisher else None
         freed = 0 if before is None else _cost(topic, before.payload)
         held = self._held_by.get(publisher, 0) - (freed if mine is not None else 0)
-        if held + cost > KEPT_MOST_BYTES_EACH:
-            raise BusRefused(f"the topics of {publisher} would keep more than {KEPT_MOST_BYTES_EACH} bytes")
+        others = self.held - held - freed
+        most = min(KEPT_MOST_BYTES_EACH, (KEPT_MOST_BYTES - others) // 2)
+        if held + cost > most:
+            raise BusRefused(f"the topics of {publisher} would keep more than {most} bytes")
         if mine is None and self._topics_of.get(publisher, 0) >= TOPICS_MOST_EACH:
             raise BusRefused(f"{publisher} has {TOPICS_MOST_EACH} topics already, which is the most")
-        if self.held - freed + cost > KEPT_MOST_BYTES:
-            raise BusRefused(f"all topics together would keep more than {KEPT_MOST_BYTES} bytes")
         self.forget(topic)
         self.version += 1
         snapshot = Snapshot(topic, payload, self.version, publisher)
@@ -261,6 +312,7 @@ class SnapshotBus:
             # The host is one publisher, however many Subscriptions it has.
             if reader is not member and not (member is None and reader.id == HOST):
                 reader.deliver(snapshot)
+        self.rendered.clear()
         return snapshot.version
 
     def _count(self, publisher: str, size: int, topics: int) -> None:

@@ -11,11 +11,11 @@ A session (runner/session/) owns the process, the clocks and the streams, and ca
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from runner.outcome import Code, Outcome
-from runner.plugin import Plugin
+from runner.plugin import Allowance, Plugin
 from runner.protocol.frames import Framer
 from sandbox.document.diagnostic import quoted
 from sandbox.spec import Limits
@@ -81,6 +81,8 @@ class Setting(NamedTuple):
     # The operator's, for contracts that deliver them: never shown or kept. None: there are none, which is not
     # the same as an empty object.
     secrets: Mapping[str, Any] | None = None
+    allowance: Allowance = Allowance()
+    allows: Callable[[str], bool] = lambda method: False  # whether the policy lets it ask its host for that
 
 
 # --- events ----------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from runner.approvals.names import NameRecord
 from runner.approvals.record import ApprovalsUnusable, approvals_folder
 from runner.approvals.tools import tools_folder
 from runner.contracts.registry import check_hook, find_contract
-from runner.exceptions import InvalidCall, PluginFailure
+from runner.exceptions import InvalidCall, PluginError, PluginFailure
 from runner.launch.prepare import decide
 from runner.launch.read import load
 from runner.launch.rehearse import rehearse
@@ -34,19 +34,23 @@ from runner.lifecycle.machine import Hold
 from runner.lifecycle.spec import Spec, Status
 from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import EXIT, Failure, Outcome
+from runner.protocol.bus import SnapshotBus
 from runner.protocol.dialect import Call, CallRefused, Refusal
-from runner.protocol.host_services import Services
+from runner.protocol.host_services import HostError, Services
+from runner.protocol.jsonrpc import INTERNAL_ERROR
 from runner.protocol.secrets import Secrets
 from runner.serve.claims import place_of, settle
 from runner.serve.holds import HoldRecord
 from runner.serve.settings import PluginSettings, ServedPlugin, Settings
 from runner.serve.sources import PluginSource, SourceFault, SourceScan, fault_of, scan
 from runner.session.prepared import complete_call
+from runner.session.session import told_to_others
 from sandbox.identity.state import state_root
 from sandbox.policy.load import policy_folders
 from sandbox.spec import Denial, Limits
 from sandbox.speed.value import NamedTuple
 
+_PLUGINS = "the plugins"  # the caller of what they invoke of each other
 _MOST_DENIALS = 5  # that a reason names
 _MOST_READS = 5  # of one reload, while new folders turn up
 _TRIED = f"call_{'0' * 24}"  # the id of a call that is only tried
@@ -97,6 +101,8 @@ class Roster:
         self._folders: Mapping[str, str] = folders or {}
         self._given = Settings({name: {"limits": each} for name, each in (limits or {}).items()})
         self._table = "[{}]" if folders is None else "[plugins.{}]"
+        # One for all plugins: they are the operator's own choice. What is bound to orgs is not in a roster.
+        self._bus = SnapshotBus()
         self._ledger = ledger
         self._paths = paths
         self._policy = policy
@@ -136,6 +142,8 @@ class Roster:
             self.faults = faults
             for gone in [name for name, entry in self._entries.items() if not _same(wanted.get(name), entry)]:
                 await self._remove(gone)
+            for entry in wanted.values():
+                self._offer(entry.source)
             async with trio.open_nursery() as nursery:
                 for each, entry in wanted.items():
                     if self._entries.get(each) != entry or each == name:
@@ -231,7 +239,7 @@ class Roster:
             server=source.server,
             policy=self._policy,
             environ=self._environ,
-            services=self._services(source.name),
+            services=(self._services(source.name) or Services())._replace(bus=self._bus),
             pending=entry.pending,
             held=self._holds.find(source.name, place_of(source)),
             **(entry.settings or {}),
@@ -253,10 +261,28 @@ class Roster:
         await self._supervisor.replace(spec)
 
     async def _remove(self, name: str) -> None:
-        del self._entries[name]
+        entry = self._entries.pop(name)
         self._judgements.pop(name, None)
         await self._note(name, {"change": "removed"})
         await self._supervisor.remove(name)
+        self._bus.retract(entry.source.plugin.id)
+
+    def _offer(self, source: PluginSource) -> None:
+        """Let other plugins invoke its actions. A plugin that does not run is started for one."""
+
+        async def ask(call: Call) -> Any:
+            try:
+                called = self._supervisor.call(
+                    source.name, call.name, call.input, kind=call.kind, caller=_PLUGINS
+                )
+                return (await called).value
+            except (PluginError, PluginFailure) as error:
+                raise told_to_others(error) from None
+            except UnknownPlugin as error:  # it was removed after it was found
+                raise HostError(INTERNAL_ERROR, str(error)) from None
+
+        plugin = source.plugin
+        self._bus.offer(plugin.id, find_contract(plugin.contract).actions(plugin, ask))
 
     def note_hold(self, name: str, hold: Hold, reason: str) -> bool:
         """A plugin is stopped, in quarantine, or neither. Returns whether that is new."""

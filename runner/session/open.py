@@ -96,6 +96,8 @@ async def open_session(
                 terms.on_hook_failure,
                 dict(invocation.options),
                 None if secrets is None else hidden,
+                terms.allowance,
+                guard.allows,
             )
             dialect = make_dialect(contract, setting)
             session = Session(cell, terms, dialect, guard, _one_shot_seconds(dialect, setting, seconds))

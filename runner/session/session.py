@@ -55,6 +55,14 @@ from sandbox.speed.value import NamedTuple
 DROPPED_EVENTS = "dropped_events"
 
 
+def told_to_others(error: PluginError | PluginFailure) -> HostError:
+    """What another plugin may know about a call that failed."""
+    if isinstance(error, PluginFailure):
+        return HostError(INTERNAL_ERROR, f"the plugin failed: {error.outcome.code}")
+    code = int(error.code) if re.fullmatch(r"-?[0-9]{1,9}", error.code) else INTERNAL_ERROR
+    return HostError(code, error.message, error.data)
+
+
 class OpenCall(NamedTuple):
     token: int
     waiter: Waiter
@@ -233,11 +241,8 @@ class Session:
         """`call` for the host's own services. Raises HostError, which another plugin may get to see."""
         try:
             return await self.call(call)
-        except PluginError as error:
-            code = int(error.code) if re.fullmatch(r"-?[0-9]{1,9}", error.code) else INTERNAL_ERROR
-            raise HostError(code, error.message, error.data) from None
-        except PluginFailure as failure:
-            raise HostError(INTERNAL_ERROR, f"the plugin failed: {failure.outcome.code}") from None
+        except (PluginError, PluginFailure) as error:
+            raise told_to_others(error) from None
 
     def _substitute(self, token: int, call: Call) -> Any:
         """The contract's substitute for the answer of a plugin that has ended, if it has one (hooks)."""

@@ -22,7 +22,7 @@ from sandbox.paths.walk import LinkRefused, TooManyLinks, resolve
 from sandbox.plan import mentions
 from sandbox.plan.layers import Layers, LayerUnavailable
 from sandbox.plan.operations import RUNTIME_LINKS, RUNTIME_TREES, operations, visibility_check
-from sandbox.plan.places import ShownPlace, require_safe_places, working_directory
+from sandbox.plan.places import ShownPlace, require_safe_places, state_link, working_directory
 from sandbox.plan.plan import (
     Bind,
     Guard,
@@ -120,6 +120,12 @@ def _compile(
     folder = (request.root_inside if request.root_is_copy else request.root) or ""
     shown = tuple(_open_all(wanted, policy, denylist, opened, notes, folder))
     _judge_state(state, denylist)
+    env = _environment(request, grant, found)
+    if request.state_link and any(want.path == request.state_dir for want in state):
+        home, shown_at = dict(env).get("HOME", ""), [*opened, *(want.path for want in state)]
+        link, untold = state_link(request, home, shown_at, links)
+        links += link
+        notes += untold
     _judge_places(request, grant, opened, state, links)
     owners = _owners(request, policy, layers, opened)
     own = {request.root, *(_real(part.path) for part in relocation.parts)}
@@ -136,7 +142,6 @@ def _compile(
 
     binds = _with_state_to_make(_binds(opened), shown)
     mounted = operations(request, grant, binds, links)
-    env = _environment(request, grant, found)
     directory = working_directory(request, binds, relocation)
     notes += _missing_notes(shown)
     notes += _mentions(request, grant, found, env, directory, mounted, denylist, environ)

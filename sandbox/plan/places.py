@@ -7,7 +7,7 @@ from sandbox.paths.mounts import contains
 from sandbox.plan.operations import RUNTIME_LINKS
 from sandbox.plan.plan import OWN_PLACES, Bind, PlanRefused, PlanRequest, Symlink
 from sandbox.plan.relocation import Relocation
-from sandbox.spec import Access, Denial, Grant, KeyPath
+from sandbox.spec import Access, Denial, Grant, KeyPath, Note
 from sandbox.speed.typed import Iterable, Iterator, Sequence
 from sandbox.speed.value import NamedTuple
 
@@ -97,6 +97,22 @@ def _in_each_other(request: PlanRequest, grant: Grant) -> Iterator[Denial]:
     for dest in files:
         if any(other != dest and contains(dest, other) for other in (*mounted, *files)):
             yield Denial("cage_place", dest, "it is a file, and other files would be below it")
+
+
+def state_link(
+    request: PlanRequest, home: str, places: Iterable[str], links: Iterable[Symlink]
+) -> tuple[list[Symlink], list[Note]]:
+    """The link by which the plugin finds its state directory below its HOME, or a note why there is none. It
+    keeps away from all that is mounted: bwrap would follow it, and make mount points in the directory."""
+    assert request.state_dir is not None
+    dest = f"{home.rstrip('/')}/{request.state_link}"
+    if dest == request.state_dir:
+        return [], []
+    taken = (*places, *(link.dest for link in links), *(place for place in _TAKEN if place != "/tmp"))
+    if lexical_fault(dest) or normal(dest) != dest or any(_overlap(dest, place) for place in taken):
+        message = f"{dest} does not lead to the plugin's state directory: the cage has other files there"
+        return [], [Note("state", message, "set another HOME, or take the path out of the manifest")]
+    return [Symlink(dest, request.state_dir)], []
 
 
 def _overlap(one: str, other: str) -> bool:

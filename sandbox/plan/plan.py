@@ -188,6 +188,7 @@ class PlanRequest(NamedTuple):
     search_path: str = ""  # PATH for `command`; '': the caller's
     # The approval is for this program and its script, as `programs.locate` finds them; empty: for any.
     approved_program: tuple[str, ...] = ()
+    state_link: str = ""  # a name below HOME in the cage that leads to the state directory, if it is granted
 
 
 class OpenPlan(NamedTuple):

@@ -62,7 +62,7 @@ def run(main: Callable[[], Any]) -> Any:
 AWAITED = {"call", "SnapshotBus.publish", "SnapshotBus.forget"}
 # Names of the trio library that are of use only on trio.
 ONLY_ON_TRIO = {
-    "SnapshotBus": {"join", "find_action"},
+    "SnapshotBus": {"join", "find_action", "awaited", "offer", "retract"},
     "OpenPlugin": {"begin_call", "call_for_result", "on_stderr", "over", "parked", "pid"},
     "Services": {"offered"},
 }

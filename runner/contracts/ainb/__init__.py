@@ -10,8 +10,9 @@ if TYPE_CHECKING:
 
     from runner.contracts.contract import Layout
     from runner.plugin import Allowance, Plugin
+    from runner.protocol.bus import Handler
     from runner.protocol.dialect import Call
-    from runner.protocol.host_services import HostMethods, Services
+    from runner.protocol.host_services import Ask, HostMethods, Services
     from runner.supervision import Supervision
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
@@ -81,6 +82,12 @@ class AinbContract(Contract):
         from runner.contracts.ainb.host.services import provide
 
         return provide(plugin, services, allowance)
+
+    def actions(self, plugin: Plugin, ask: Ask) -> Mapping[str, Handler]:
+        from runner.contracts.ainb.declared import declared_by
+        from runner.contracts.ainb.host.services import actions_of
+
+        return actions_of(declared_by(plugin), ask)
 
     def declared_tools(self, plugin: Plugin) -> Sequence[Mapping[str, Any]]:
         argv = {"type": "array", "items": {"type": "string"}, "description": "the words of its command line"}

@@ -22,6 +22,13 @@ CAPABILITIES = (
     *("secrets:read", "workspace:write"),
 )
 
+# The flags that let a plugin read a folder, and the folders: below the caller's home.
+READ_ROOTS: Mapping[str, str] = {
+    "read_sessions": ".agents-in-a-box/sessions",
+    "read_claude_logs": ".claude/projects",
+    "read_codex_logs": ".codex/sessions",
+}
+
 _LIST = "list."
 
 Export = tuple[str, tuple[str, ...]]
@@ -37,9 +44,15 @@ class Declared(NamedTuple):
     subscribes: tuple[str, ...] = ()  # topics that it is subscribed to from its start
     latest_state: tuple[str, ...] = ()  # those of them that need no delivery while it is away
     fs_roots: tuple[str, ...] = ()  # absolute folders that host/fs/* may read
+    flag_roots: tuple[str, ...] = ()  # the folders of READ_ROOTS, asked for or not; none without a home
 
     def allows(self, capability: str) -> bool:
         return capability in self.granted
+
+    @property
+    def folders(self) -> tuple[tuple[str, str], ...]:
+        """Each flag of READ_ROOTS and its folder."""
+        return tuple(zip(READ_ROOTS, self.flag_roots, strict=False))
 
 
 def exports_of(declared: Declared) -> tuple[Export, ...]:
@@ -51,6 +64,7 @@ def exports_of(declared: Declared) -> tuple[Export, ...]:
         ("subscribes", declared.subscribes),
         ("latest_state", declared.latest_state),
         ("fs_roots", declared.fs_roots),
+        ("flag_roots", declared.flag_roots),
         *((_LIST + name, values) for name, values in declared.lists.items()),
     )
 
@@ -67,4 +81,5 @@ def declared_by(plugin: Plugin) -> Declared:
         subscribes=found.get("subscribes", ()),
         latest_state=found.get("latest_state", ()),
         fs_roots=found.get("fs_roots", ()),
+        flag_roots=found.get("flag_roots", ()),
     )

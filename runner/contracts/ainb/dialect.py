@@ -303,6 +303,19 @@ class AinbDialect(Dialect):
         return self._stage != "ready" or busy
 
     def notify(self, method: str, params: Any) -> Events:
+        frame = params.frame if isinstance(params, notifications.SharedParams) else b""
+        if not frame:
+            frame = self._notification(method, params)
+            if isinstance(params, notifications.SharedParams):
+                params.frame = frame
+        lane = notifications.LANES[method]
+        if self._stage in ("leaving", "over"):
+            self._count("untold")
+            return ()
+        return self._held.put(lane, frame) if self._is_held else (Send(frame, lane),)
+
+    def _notification(self, method: str, params: Any) -> bytes:
+        """The frame. Raises CallRefused."""
         made = notifications.make_params(method, params, self._generation)
         if "generation" in made and "generation" not in params:
             self._generation += 1
@@ -313,11 +326,7 @@ class AinbDialect(Dialect):
         if len(raw) > BODY_LIMIT:
             text = f"{method} has {len(raw)} bytes, and a frame of this contract has at most {BODY_LIMIT}"
             raise CallRefused(Refusal(0, "-32602", text, "too_large"))
-        lane, frame = notifications.LANES[method], header_frame(raw)
-        if self._stage in ("leaving", "over"):
-            self._count("untold")
-            return ()
-        return self._held.put(lane, frame) if self._is_held else (Send(frame, lane),)
+        return header_frame(raw)
 
     def _release(self) -> Events:
         return () if self._is_held else self._held.release()

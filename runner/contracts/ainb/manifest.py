@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from runner.contracts.ainb.declared import CAPABILITIES, Declared, exports_of
+from runner.contracts.ainb.declared import CAPABILITIES, READ_ROOTS, Declared, exports_of
 from runner.contracts.ainb.terms import (
     ABI_VERSION,
     ACTION_SECONDS,
@@ -115,12 +114,7 @@ class Manifest(_Table):
 
 # --- reading ------------------------------------------------------------------------------------------------
 
-# Below the caller's home.
-READ_ROOTS: Mapping[str, str] = {
-    "read_sessions": ".agents-in-a-box/sessions",
-    "read_claude_logs": ".claude/projects",
-    "read_codex_logs": ".codex/sessions",
-}
+DATA_FOLDER = ".agents-in-a-box/plugins"  # below the plugin's HOME; its own data is in NAME there
 HOST = "host"  # the publisher's name of the host itself
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z", re.ASCII)
@@ -164,6 +158,7 @@ def read(document: Document, *, home: str = "") -> tuple[Plugin | None, tuple[Di
             paths=tuple(dict.fromkeys(paths)),
             network=network,
             env=tuple(env),
+            state_link=f"{DATA_FOLDER}/{name}" if declared.allows("write_plugin_data") else "",
         ),
         exports=exports_of(declared),
         capabilities=declared.granted,
@@ -204,6 +199,8 @@ def _check_identity(faults: Faults, about: Table) -> None:
 
 def _declared(faults: Faults, manifest: Table, home: str) -> Declared:
     granted, lists = _grants(faults, manifest.table("capabilities"))
+    flag_roots = {name: f"{home}/{folder}" for name, folder in READ_ROOTS.items()} if home else {}
+    read_paths = [_expand_home(path, home) for path in lists.get("read_paths", ())]
     provides, subscribes = manifest.table("provides"), manifest.table("subscribes")
     topics = _texts(subscribes, "snapshots")
     latest = _texts(subscribes, "latest_state")
@@ -227,7 +224,8 @@ def _declared(faults: Faults, manifest: Table, home: str) -> Declared:
         _texts(provides, "snapshots"),
         topics,
         latest,
-        _fs_roots(granted, lists, home),
+        (*(root for name, root in flag_roots.items() if name in granted), *read_paths),
+        tuple(flag_roots.values()),
     )
 
 
@@ -250,11 +248,6 @@ def _grants(faults: Faults, table: Table) -> tuple[tuple[str, ...], dict[str, tu
                 message = f"{name} = true names nothing, so nothing is allowed"
                 faults.warn(table.at(name), "capability_list", message, f'write {name} = ["…"]')
     return tuple(granted), lists
-
-
-def _fs_roots(granted: Iterable[str], lists: Mapping[str, tuple[str, ...]], home: str) -> tuple[str, ...]:
-    flags = [f"{home}/{READ_ROOTS[name]}" for name in granted if name in READ_ROOTS and home]
-    return (*flags, *(_expand_home(path, home) for path in lists.get("read_paths", ())))
 
 
 def _own_files(

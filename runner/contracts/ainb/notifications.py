@@ -53,6 +53,13 @@ _PRESSED = ("down", "up", "drag")
 _UNPRESSED = ("moved", "scroll_up", "scroll_down", "scroll_left", "scroll_right")
 
 
+class SharedParams(dict[str, Any]):
+    """Params of a notification to several plugins. Its frame is made once: with 20 subscribers, 12 MiB for
+    each would keep the whole daemon for seconds, and wait there in 20 copies."""
+
+    frame = b""
+
+
 class HeldNotifications:
     """Notifications that wait, as whole frames."""
 

@@ -14,6 +14,7 @@ from runner.conformance.rules import (
     PAD,
     Check,
     CloseInput,
+    Kill,
     RuleBook,
     Say,
     See,
@@ -25,10 +26,13 @@ from runner.conformance.rules import (
     not_blank,
     numbered,
 )
-from runner.contracts.ainb.calls import CLI_DISPATCH, RENDER
+from runner.contracts.ainb.calls import ACTION_INVOKE, CLI_DISPATCH, RENDER
 from runner.contracts.ainb.declared import declared_by
 from runner.contracts.ainb.handshake import INIT
+from runner.contracts.ainb.host.snapshots import EVENT_BUS, covers
 from runner.contracts.ainb.messages import BODY_LIMIT, RULES
+from runner.contracts.ainb.payload import encode
+from runner.contracts.ainb.plugin_watch import WATCHES, SnapshotChunk, make_chunk
 from runner.contracts.ainb.terms import ABI_VERSION
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call
@@ -36,16 +40,21 @@ from runner.protocol.framing import HeaderFraming
 from runner.protocol.header_frames import header_frame
 
 _FLOOD = 64  # keys at once
-_DENIED = -32001
+_DENIED, _TIMED_OUT = -32001, -32002
+_ACTION_MILLISECONDS = 5000
 
 _PARAMS = {"manifest_path": "$manifest", "granted_capabilities": "$granted", "abi_version": ABI_VERSION}
 _HANDSHAKE = rpc.ask(INIT, _PARAMS, dict, keep=(("about", "result"),))
 _NAMED = {"name": not_blank, "version": not_blank}
+_TEXT = {"manifest": {"plugin": _NAMED}, "abi_version": ABI_VERSION}  # as the contract's text has it
 _UNKNOWN = "plugin/trial_no_such_method"
 _ALIVE = rpc.refused(_UNKNOWN, {}, int, "#alive", alone=True)
 _EVENT, _KEY = "plugin/handle_event", "plugin/handle_key"
 _COLOUR = (None, {"r": int, "g": int, "b": int})
 _SCREEN, _COMMAND = {"needs": ("screen",)}, {"needs": ("namespace",)}
+_SUBSCRIBER = {"needs": ("subscription",)}
+_ACTION = {"action": "$namespace", "payload": "", "timeout_ms": _ACTION_MILLISECONDS}
+_BEFORE_CRASH = "plugin/trial_before_crash"
 
 
 def _base64(value: Any) -> str:
@@ -104,8 +113,26 @@ def _dispatch(namespace: str, argv: Any) -> dict[str, Any]:
     return {"namespace": namespace, "argv": argv}
 
 
+def _about(key: str, value: str) -> Check:
+    """What both forms of the answer to plugin/init say."""
+    return Check("about", {f"{key}?": value, "manifest?": {"plugin?": {f"{key}?": value}}})
+
+
+def _event(payload: bytes) -> Say:
+    return Say(rpc.notice(_EVENT, {"topic": "$subscription", "payload": encode(payload)}))
+
+
+def _chunk(index: int, *, is_final: bool = False) -> Say:
+    return _event(make_chunk(SnapshotChunk(1, index, is_final)))
+
+
+def _denies(value: Any) -> Any:
+    """A host that grants nothing at all."""
+    return {**rpc.no_such_method(value), "error": {"code": _DENIED, "message": "capability denied: all"}}
+
+
 def _reply(value: Any) -> Any:
-    """A host without grants: a plugin has to live with that."""
+    """A host without grants, and with actions that take too long: a plugin has to live with that."""
     results: dict[str, Any] = {
         "host/snapshot/get": {"payload": None, "version": 0},
         "host/snapshot/subscribe": {},
@@ -114,7 +141,9 @@ def _reply(value: Any) -> Any:
     if value.get("method") in results:
         del answer["error"]
         return {**answer, "result": results[value["method"]]}
-    if str(value.get("method")).startswith("host/"):
+    if value.get("method") == ACTION_INVOKE:
+        answer["error"] = {"code": _TIMED_OUT, "message": "action timed out: this is a trial"}
+    elif str(value.get("method")).startswith("host/"):
         answer["error"] = {"code": _DENIED, "message": "capability denied: this is a trial"}
     return answer
 
@@ -124,7 +153,11 @@ def _facts(plugin: Plugin | None, call: Call | None) -> dict[str, Any]:
     if plugin is not None:
         declared = declared_by(plugin)
         known |= {"manifest": plugin.manifest, "granted": list(plugin.capabilities)}
-        known |= {"id": plugin.id, "own version": plugin.version}
+        known |= {"id": plugin.id, "own version": plugin.version, "declared": declared}
+        bus = declared.lists.get(EVENT_BUS) if declared.allows(EVENT_BUS) else ()
+        topics = [topic for topic in declared.subscribes if covers(bus, topic)]
+        if topics:
+            known["subscription"] = topics[0]
         if declared.screens:
             known["screen"] = declared.screens[0]
         if declared.cli_namespaces:
@@ -138,9 +171,14 @@ def _facts(plugin: Plugin | None, call: Call | None) -> dict[str, Any]:
 _RULES = numbered(
     "ainb",
     "plugin contract v2",
-    ("plugin/init is answered with a name and a version.", "§4.1", rpc.ask(INIT, _PARAMS, _NAMED), FIRST),
-    ("The name is that of manifest.toml.", "§1", Check("about", {"name?": "$id"})),
-    ("The version is that of manifest.toml.", "§1", Check("about", {"version?": "$own version"})),
+    (
+        "plugin/init is answered with a name and a version.",
+        "§4.1",
+        rpc.ask(INIT, _PARAMS, (_NAMED, _TEXT)),
+        FIRST,
+    ),
+    ("The name is that of manifest.toml.", "§1", _about("name", "$id")),
+    ("The version is that of manifest.toml.", "§1", _about("version", "$own version")),
     rpc.unknown_method("§3", _UNKNOWN, {}),
     (
         "Before plugin/init, a method that does not exist is answered with the error -32601.",
@@ -204,6 +242,56 @@ _RULES = numbered(
     ),
     ("The end of stdin ends the plugin.", "§2, clean EOF", ENDS_WITH_STDIN, OWN),
     *rpc.watched("stdout carries nothing but frames of JSON, of at most 16 MiB.", "§2", "§3"),
+    (
+        "If nothing is granted and each request is denied, plugin/init is answered and the plugin goes on.",
+        "§10, capability gating",
+        (
+            Say(rpc.request(INIT, {**_PARAMS, "granted_capabilities": []})),
+            See("#1", ({"result": dict}, {"error": {"code": int}})),
+            *_ALIVE,
+        ),
+        {**FIRST, "reply": _denies},
+    ),
+    ("It asks its host only for what its manifest has the capability for.", "§9", "capability"),
+    ("It asks to read only in folders that its manifest names.", "§10, fs path guard", "path"),
+    (
+        "What it publishes has a topic that its event_bus covers, and a payload in base64.",
+        "§5.3 and §10, snapshot pub/sub",
+        "publication",
+    ),
+    ("The chunks that it publishes follow each other, from 0 on.", "§6", "chunks"),
+    ("host/log has one of the five levels, and a message.", "§10, log filtering", "log"),
+    (
+        "An action is answered with a payload in base64, or with an error.",
+        "§10, action timeout",
+        (
+            Say(rpc.request(ACTION_INVOKE, _ACTION)),
+            See("#1", ({"result": {"payload": _base64}}, {"error": {"code": int}})),
+        ),
+        _COMMAND,
+    ),
+    (
+        "A snapshot in another format does not end a subscriber.",
+        "§5.4",
+        (_event(b"\xc1 of a trial"), *_ALIVE),
+        _SUBSCRIBER,
+    ),
+    (
+        "Chunks do not end a subscriber, with a key among them and without the first one too.",
+        "§6 and §10, chunked publish ordering",
+        (
+            *(_chunk(2), _chunk(0), _chunk(1)),
+            Say(rpc.notice(_KEY, _pressed(2000))),
+            *(_chunk(2, is_final=True), *_ALIVE),
+        ),
+        _SUBSCRIBER,
+    ),
+    (
+        "A plugin that was killed can be started again.",
+        "§10, crash recovery",
+        (*rpc.refused(_BEFORE_CRASH, {}), Kill()),
+        {**OWN, "again": _ALIVE},
+    ),
 )
 
 BOOK = RuleBook(
@@ -211,10 +299,16 @@ BOOK = RuleBook(
     rules=_RULES,
     handshake=_HANDSHAKE,
     facts=_facts,
+    watches=WATCHES,
     missing={
         "screen": "no manifest declares a screen of it",
         "namespace": "no manifest declares a command of it",
         "buffer": "there was no render",
+        "subscription": "no manifest declares a topic that it subscribes to and may",
+        **dict.fromkeys(("capability", "path"), "it asked for nothing, or has no manifest to compare with"),
+        "publication": "it published nothing",
+        "chunks": "it published nothing in chunks",
+        "log": "it logged nothing",
         "tool": CALL_MISSING,
     },
     **{**rpc.FIELDS, "reply": _reply},

@@ -430,6 +430,7 @@ def _allowance(planned: Planned) -> Allowance:
         hosts,
         tuple(dict.fromkeys(writable)),
         planned.policy.deny,
+        planned.grant.network.mode,
     )
 
 

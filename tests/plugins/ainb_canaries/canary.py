@@ -92,6 +92,8 @@ class Canary:
         if method == "plugin/cli_dispatch":
             stdout = self.run(*params["argv"])
             return {"stdout": encode(stdout.encode()), "stderr": "", "exit_code": 0}
+        if method == "host/action/invoke":
+            return {"payload": encode(self.act(base64.b64decode(params["payload"])))}
         if method == "plugin/shutdown":
             return {}
         raise Refused(-32601, f"method not found: {method}")
@@ -107,7 +109,18 @@ class Canary:
         elif NAME == "a09":
             for level in ("trace", "debug", "info", "warn", "error"):
                 self.sdk.send({"method": "host/log", "params": {"level": level, "message": f"at {level}"}})
+        if NAME == "a01text":  # as the contract's text has it
+            about = {"name": NAME, "version": VERSION, "abi_version": 2}
+            return {"manifest": {"plugin": about, "capabilities": {"event_bus": True}}, "abi_version": 2}
         return {"name": NAME, "version": VERSION}
+
+    def act(self, payload):
+        """What an action of its own does: [METHOD, PARAMS] in JSON asks the host, other bytes are turned."""
+        if payload == b"hang":
+            time.sleep(3600)
+        if payload.startswith(b"["):
+            return json.dumps(self.sdk.ask(*json.loads(payload))).encode()
+        return payload[::-1]
 
     def render(self, width, height):
         def symbol(x, y):
@@ -138,8 +151,16 @@ class Canary:
             time.sleep(3600)
         if word == "cat":  # PATH, as it is in the cage
             try:
-                with open(argv[0]) as file:
+                with open(os.path.expanduser(argv[0])) as file:
                     return file.read()
+            except OSError as error:
+                return error.strerror
+        if word == "save":  # PATH TEXT
+            try:
+                path = os.path.expanduser(argv[0])
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                with open(path, "w") as file:
+                    file.write(argv[1])
             except OSError as error:
                 return error.strerror
         if word == "pause":  # SECONDS

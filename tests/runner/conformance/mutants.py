@@ -14,8 +14,11 @@ too: an answer that nobody asked for, for example, breaks the rule about answers
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
+
+from runner.contracts.ainb.plugin_watch import SnapshotChunk, make_chunk
 
 Place = Literal["out", "got", "bad", "start", "end"]
 
@@ -282,6 +285,19 @@ _KAGED = (
 )
 
 _VIEW = """r.get("params", {}).get("viewport", {}).get("width")"""
+
+
+def _ainb_says(method: str, **params: str) -> str:
+    """At the notification of rule 6."""
+    number = "" if method in ("host/log", "host/snapshot/publish") else """"id": 900, """
+    message = f"""{{"jsonrpc": "2.0", {number}"method": {method!r}, "params": {params!r}}}"""
+    return f"""r.get("method") == "plugin/trial_notice" and say({message})"""
+
+
+_CHUNK_1 = base64.b64encode(make_chunk(SnapshotChunk(1, 1))).decode()
+_CHUNK_2 = base64.b64encode(make_chunk(SnapshotChunk(1, 2))).decode()
+_NEWS = ("[lifecycle]", '[subscribes]\nsnapshots = ["greeter.news"]\n\n[lifecycle]')
+
 _AINB = (
     Mutant(1, "out", """drop(m, "result.version")"""),
     Mutant(2, "out", """put(m, "result.name", "other")"""),
@@ -316,6 +332,29 @@ _AINB = (
     Mutant(23, "start", """raw("starting up")"""),
     Mutant(24, "out", """m.update(jsonrpc="1.0")"""),
     Mutant(25, "out", _DOUBLE),
+    Mutant(26, "got", """r.get("params", {}).get("granted_capabilities") == [] and die()"""),
+    Mutant(27, "got", _ainb_says("host/network/fetch", url="https://a.example/")),
+    Mutant(28, "got", _ainb_says("host/fs/read_file", path="/etc/passwd"), (27,)),
+    Mutant(29, "got", _ainb_says("host/snapshot/publish", topic="greeter.last", payload="***")),
+    Mutant(30, "got", _ainb_says("host/snapshot/publish", topic="greeter.last", payload=_CHUNK_1)),
+    Mutant(31, "got", _ainb_says("host/log", level="WARN", message="hot")),
+    Mutant(
+        32,
+        "out",
+        """r.get("method") == "host/action/invoke" and """
+        """(drop(m, "error"), m.update(result={"payload": "***"}))""",
+    ),
+    Mutant(33, "got", """r.get("params", {}).get("payload", "").startswith("wSBv") and die()""", (), _NEWS),
+    Mutant(34, "got", f"""r.get("params", {{}}).get("payload") == {_CHUNK_2!r} and die()""", (), _NEWS),
+    Mutant(
+        35,
+        "got",
+        """kept = os.environ["AINB_HOME"] + "/crash"; """
+        """r.get("method") == "plugin/trial_before_crash" and open(kept, "w").close(); """
+        """os.path.exists(kept) and r.get("method") == "plugin/init" and die()""",
+        (),
+        ("[capabilities]", "[capabilities]\nwrite_plugin_data = true"),
+    ),
 )
 
 _VAI = (

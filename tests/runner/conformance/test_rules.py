@@ -117,7 +117,8 @@ class TestEachBook:
             assert each.rule.place[:1].isalpha()  # it begins with the name of a text
             assert bool(each.steps) != bool(each.watch)
             assert all(need in book.missing for need in each.needs)
-        assert {each.watch for each in book.rules} == {None, "message", "shape", "answer"}
+        assert {each.watch for each in book.rules} == {None, "message", "shape", "answer", *book.watches}
+        assert all(watch in book.missing for watch in book.watches)
 
     @settings(max_examples=50)
     @given(value=JSON)

@@ -46,6 +46,7 @@ def test_each_contract_is_complete(name: str) -> None:
 # What few contracts have: the last section of Contract. Who has none of it never reads about it.
 FEW = {"one_shot", "switches", "declarations", "configurations", "choice", "prepared_calls"}
 FEW |= {"package_rules", "commands", "lifecycle_notice", "plain_entries", "hooks_for", "bindings"}
+FEW |= {"actions"}
 
 
 def test_the_core_of_the_seam_is_what_contracts_share() -> None:

@@ -16,6 +16,7 @@ from runner.exceptions import PluginFailure
 from runner.fleet.client import FleetClient, new_call
 from runner.fleet.library import open_fleet
 from tests.conftest import Caller
+from tests.runner.contracts.ainb.canaries import PAIR, put_pair
 from tests.runner.fleet.bus import Bus, ask, working
 from tests.runner.serve.served import Served, serving
 from tests.runner.serve.shelf import SHARES, Shelved, put_example
@@ -85,6 +86,7 @@ def test_the_same_answers_cold_at_the_door_and_in_the_fleet(
     (plugin_dir / "plugins").mkdir()
     shelved = [put_example(contract, f"{contract}9", plugin_dir / "plugins") for contract in SHARES]
     assert len(shelved) == 6
+    put_pair(plugin_dir / "plugins")
     with working(runner_as, plugin_dir, bus.url, name="six") as worker:
         with serving(runner_as, plugin_dir, "--fleet", bus.url, config=False) as door:
             for each in shelved:
@@ -101,6 +103,9 @@ def test_the_same_answers_cold_at_the_door_and_in_the_fleet(
 
 
 def ask_the_door(door: Served) -> None:
+    for name, argv, said in PAIR:  # the plugins of one worker share a bus
+        status, found = door.call(name, name, {"argv": argv})
+        assert (status, found["value"]["stdout"]) == (200, said)
     listed = {each["name"]: each for each in door.ask("GET", "/plugins")[1]["plugins"]}
     assert {each["state"] for each in listed.values()} == {"ready"}
     assert listed["mcp9"]["workers"] == ["six"]

@@ -17,6 +17,7 @@ import trio
 from mcp import Client, MCPError
 
 from tests.conftest import Caller
+from tests.runner.contracts.ainb.canaries import PAIR, put_pair
 from tests.runner.gateway.entries import (
     CALLS,
     at_door,
@@ -63,12 +64,15 @@ async def check_six(client: Client) -> None:
 @pytest.mark.trio
 async def test_six_contracts_on_stdio(runner_as: Caller, shelf: Path) -> None:
     put_examples(shelf / "plugins")
+    put_pair(shelf / "plugins")
     audit = shelf / "audit"
     audit.touch(mode=0o600)
     runner_as.give(audit)
     options = ("--audit", str(audit), "--bodies")
     async with on_stdio(runner_as, shelf / "plugins", *options, mode="auto") as client:
         await check_six(client)
+        for name, argv, said in PAIR:
+            assert await called(client, f"{name}__{name}", {"argv": argv}) == (False, said)
         await client.call_tool("ainb1__ainb1", {"argv": ["hello", "you"]})
     lines = [json.loads(line) for line in audit.read_text().splitlines()]
     assert {(each["plugin"], each["kind"], each["client"]) for each in lines} >= {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import trio
@@ -152,11 +153,18 @@ def test_all_publishers_together_cannot_fill_the_host(
     bus: SnapshotBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "KEPT_MOST_BYTES", 50_000)
-    for number in range(19):
-        Peer(bus, f"p{number}").member.publish(f"t{number}", bytes(2000))
-    with pytest.raises(BusRefused, match="all topics together"):
-        Peer(bus, "last").member.publish("last", bytes(2000))
-    assert bus.held <= 50_000
+    greedy = [Peer(bus, f"p{number}") for number in range(12)]
+    for number in range(200):
+        for peer in greedy:
+            with suppress(BusRefused):
+                peer.member.publish(f"{peer.member.id}.{number}", bytes(100))
+    assert 40_000 < bus.held <= 50_000
+    # However many there are, they leave something: one publisher has at most half of what the others do.
+    free = 50_000 - bus.held
+    late = Peer(bus, "late")
+    late.member.publish("a", bytes(free // 2 - 600))
+    with pytest.raises(BusRefused, match="topics of late would keep more"):
+        late.member.publish("b", bytes(free // 2 - 600))
 
 
 def test_topics_without_payload_are_bounded_too(bus: SnapshotBus) -> None:
@@ -291,10 +299,34 @@ async def test_actions_are_found_by_name_and_the_host_comes_first(bus: SnapshotB
     one, two = Peer(bus, "one"), Peer(bus, "two")
     one.member.actions = two.member.actions = {"a": of_peer}
     found = bus.find_action("a")
-    assert found is not None and found[1] is one.member
+    assert found is not None and found[1] == "one"
     bus.register_action("a", of_host)
     found = bus.find_action("a")
     assert found is not None and found[1] is None and await found[0](b"x") == b"host x"
     with pytest.raises(ValueError, match="registered already"):
         bus.register_action("a", of_host)
     one.member.leave()
+    # What a plugin offers that need not run: nobody takes an action from the plugin of its name.
+    for plugin in ("b", "c"):
+        bus.offer(plugin, {"b": of_peer, "both": of_peer, plugin: of_peer})
+    assert [found[1] for name in "bc" if (found := bus.find_action(name))] == ["b", "c"]
+    with pytest.raises(BusRefused, match="2 plugins have the action"):
+        bus.find_action("both")
+    bus.publish("of host", b"1")
+    Peer(bus, "c").member.publish("of c", b"1")
+    bus.retract("c")
+    found = bus.find_action("both")
+    assert found is not None and found[1] == "b"
+    assert bus.find_action("c") is None and bus.get("of c") is None and bus.get("of host") is not None
+
+
+def test_no_circle_of_plugins_waits_for_itself(bus: SnapshotBus) -> None:
+    with bus.awaited("b", by="a"), bus.awaited("b", by="a"), bus.awaited("c", by="b"):
+        for by in ("b", "c"):
+            with pytest.raises(BusRefused, match="waits for an action of"), bus.awaited("a", by=by):
+                raise AssertionError("it is a circle")
+        with bus.awaited("c", by="a"), bus.awaited("d", by="c"):
+            pass
+    with bus.awaited("a", by="c"), bus.awaited("c", by="b"):
+        pass
+    assert bus._waits == {}

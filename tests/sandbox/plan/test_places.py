@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from sandbox.plan.bare import bare_command, command_line
-from sandbox.plan.plan import Bind, PlanRefused, ReadOnly, Tmpfs
+from sandbox.plan.places import state_link
+from sandbox.plan.plan import Bind, PlanRefused, ReadOnly, Symlink, Tmpfs
 from sandbox.spec import DEFAULT_SCRATCH_BYTES, Grant, Limits, MemoryFile, Scratch
 from tests.sandbox import cages
 
@@ -106,3 +107,26 @@ def test_places_in_each_other(plugin_dir: Path, own: dict[str, Any]) -> None:
     with pytest.raises(PlanRefused) as refused:
         compiled(grant(**own), directory=str(plugin_dir), root_inside="/box/package")
     assert {denial.rule for denial in refused.value.denials} == {"cage_place"}
+
+
+@pytest.mark.parametrize(
+    ("home", "shown", "linked"),
+    [
+        ("/tmp", (), True),
+        ("/home/me", ("/home/me/.box/logs",), True),
+        ("/home/me/", (), True),
+        ("/", (), True),
+        *(("/home/me", (f"/home/me{path}",), False) for path in ("", "/.box/data", "/.box/data/x")),
+        *((home, (), False) for home in ("relative", "/a/../b", "/usr/x", "/proc", "/etc/x", "/dev/shm")),
+    ],
+)
+def test_a_name_of_the_state_directory_below_home(home: str, shown: tuple[str, ...], linked: bool) -> None:
+    """It is never where something is mounted: bwrap would follow it."""
+    request = cages.request("/bin/true", state_dir="/state/x", state_link=".box/data")
+    links, notes = state_link(request, home, ["/state/x", "/usr", *shown], ())
+    assert links == ([Symlink(f"{home.rstrip('/')}/.box/data", "/state/x")] if linked else [])
+    assert [note.rule for note in notes] == ([] if linked else ["state"])
+    at_once = state_link(request._replace(state_dir="/tmp/.box/data"), "/tmp", ["/tmp/.box/data"], ())
+    assert at_once == ([], [])
+    link = Symlink("/home/me/.box", "/elsewhere")
+    assert not state_link(request, "/home/me", ["/state/x"], [link])[0]

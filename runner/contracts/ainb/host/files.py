@@ -26,7 +26,7 @@ from typing import TypeVar
 
 import trio
 
-from runner.contracts.ainb.host.params import CAPABILITY_DENIED, FS_CAPABILITY, denied, invalid
+from runner.contracts.ainb.host.params import FS_CAPABILITY, denied, invalid
 from runner.protocol.bus import PAYLOAD_MOST_BYTES
 from runner.protocol.host_services import DirectoryEntry, FileReader, Granted, HostError, granting
 from runner.protocol.jsonrpc import INVALID_PARAMS
@@ -71,14 +71,17 @@ class GuardedFiles:
         writable: Sequence[str] = (),
         denied: Sequence[str] = (),
         own: FileReader | None = None,
+        flags: Sequence[tuple[str, str]] = (),
     ) -> None:
         """`declared`: folders of the manifest; `granted`: paths that the policy granted; `writable`: those
         that the plugin can change; `denied`: those that the policy denies. All absolute. `own`: the host's
-        own service, which reads in place of this one."""
+        own service, which reads in place of this one. `flags`: capabilities, each with the folder that it is
+        for."""
         self._own = own
         self._roots = tuple(_open_roots(common_roots(declared, granted), writable, granted))
         weakref.finalize(self, _close_all, tuple(root.fd for root in self._roots))
         self._denied = tuple(denied)
+        self._flags = tuple(flags)
         self._denylist: Denylist | None = None
         self._threads = trio.CapacityLimiter(_THREADS)
 
@@ -123,11 +126,19 @@ class GuardedFiles:
             raise invalid("path is not absolute, or contains a NUL byte")
         if len(path) > PATH_MOST_BYTES or len(os.fsencode(path)) > PATH_MOST_BYTES:
             raise invalid(f"path is longer than {PATH_MOST_BYTES} bytes")
+        asked = _collapse(path)
         if not self._roots:
-            raise HostError(
-                CAPABILITY_DENIED, f"capability denied: {FS_CAPABILITY} (no path-scoped fs read granted)"
-            )
-        return _collapse(path)
+            raise self._outside(path, asked)
+        return asked
+
+    def _outside(self, path: str, asked: str) -> HostError:
+        """Names the capability that the plugin lacks."""
+        flag = next((name for name, folder in self._flags if contains(folder, asked)), "")
+        if flag:
+            return denied(flag)
+        if not self._roots:
+            return denied(f"{FS_CAPABILITY} (no path-scoped fs read granted)")
+        return denied(f"{FS_CAPABILITY}: {path[:_SHOWN]} is outside the granted envelope")
 
     # --- in a thread ----------------------------------------------------------------------------------------
 
@@ -141,13 +152,13 @@ class GuardedFiles:
                     fd = _open_in(root, inside)
                     try:
                         if _is_denied(fd, denylist, fd_path(fd)):
-                            raise _outside(path)
+                            raise self._outside(path, asked)
                         return act(fd)
                     finally:
                         os.close(fd)
             except Escapes:
                 continue
-        raise _outside(path)
+        raise self._outside(path, asked)
 
     def _find_name(self, path: str, asked: str) -> str:
         """The name without links of a file that may be read, or that does not exist. Raises as `_find`."""
@@ -160,7 +171,7 @@ class GuardedFiles:
                         name = os.path.join(fd_path(fd), missing) if missing else fd_path(fd)
                         # Somebody may have moved the root.
                         if not contains(root.real, name) or _is_denied(fd, denylist, name):
-                            raise _outside(path)
+                            raise self._outside(path, asked)
                         if not missing:
                             _check_readable(fd)
                         return name
@@ -168,7 +179,7 @@ class GuardedFiles:
                         os.close(fd)
             except Escapes:
                 continue
-        raise _outside(path)
+        raise self._outside(path, asked)
 
     def _containing(self, asked: str) -> Iterator[tuple[_Root, str]]:
         """The roots that have the path by name, and its name in there."""
@@ -275,10 +286,6 @@ def _collapse(path: str) -> str:
         elif part not in ("", "."):
             kept.append(part)
     return "/" + "/".join(kept)
-
-
-def _outside(path: str) -> HostError:
-    return denied(f"{FS_CAPABILITY}: {path[:_SHOWN]} is outside the granted envelope")
 
 
 def _is_denied(fd: int, denylist: Denylist, name: str) -> bool:

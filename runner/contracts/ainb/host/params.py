@@ -27,7 +27,7 @@ CREATE, DELETE = "host/workspace_create", "host/workspace_delete"
 CAPABILITY_DENIED, ACTION_TIMEOUT, MANIFEST_VALIDATION = -32001, -32002, -32003
 NOT_IMPLEMENTED, WORKSPACE_CREATION_DISABLED = -32005, -32008
 
-FS_CAPABILITY = "read_paths"  # which the refusals of host/fs/* name, whatever the manifest has
+FS_CAPABILITY = "read_paths"  # for every path that no other capability is for
 
 NOTIFICATIONS = frozenset({PUBLISH, LOG, STREAM_CANCEL, SEND, CLOSE})
 

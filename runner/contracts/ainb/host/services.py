@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import trio
 
-from runner.contracts.ainb.declared import declared_by
-from runner.contracts.ainb.host.files import GuardedFiles
+from runner.contracts.ainb.declared import Declared, declared_by
+from runner.contracts.ainb.host.files import GuardedFiles, common_roots
 from runner.contracts.ainb.host.network import GuardedFetcher, common_rules
 from runner.contracts.ainb.host.params import (
     ACTION_TIMEOUT,
@@ -54,7 +55,7 @@ from runner.contracts.ainb.host_methods import METHODS
 from runner.contracts.ainb.payload import decode, encode
 from runner.contracts.ainb.terms import ACTION_SECONDS
 from runner.plugin import Allowance, Plugin
-from runner.protocol.bus import PAYLOAD_MOST_BYTES, Room, SnapshotBus
+from runner.protocol.bus import PAYLOAD_MOST_BYTES, BusRefused, Handler, Room, SnapshotBus
 from runner.protocol.dialect import Answer, Call, Notice
 from runner.protocol.host_services import Ask, Emit, HostError, Services, Tell, Why
 from runner.protocol.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND
@@ -72,6 +73,9 @@ NEEDED: Mapping[str, str] = {
     SECRET: "secrets:read",
     **dict.fromkeys((SET_ACTIVE, SET_DEFAULT, CREATE, DELETE), "workspace:write"),
 }
+
+# Capabilities that mean nothing but the right to use their methods.
+_BY_POLICY = ("event_bus", "event_stream_subscribe", "workspace:write")
 
 _NAME_MOST = 200  # characters of a plugin's word in a message
 _REASON_MOST = 4096  # characters of a notice's reason
@@ -129,9 +133,7 @@ class AinbMethods:
         if self._declared.allows("event_bus") and self._allows(SUBSCRIBE):
             client.subscribe_declared()
         if self._ask is not None:
-            client.member.actions = {
-                name: self._action(name, self._ask) for name in self._declared.cli_namespaces
-            }
+            client.member.actions = actions_of(self._declared, self._ask)
 
     async def published(self) -> None:
         if self._snapshots is not None:
@@ -222,30 +224,22 @@ class AinbMethods:
 
     async def _invoke(self, given: Mapping[str, Any], services: Services) -> dict[str, Any]:
         action: str = given["action"]
-        found = services.bus.find_action(action) if services.bus is not None else None
-        if found is None:
-            raise invalid(f"there is no action {quoted(action[:_NAME_MOST])}")
-        handler, member = found
-        if self._snapshots is None or member is self._snapshots.member:
-            # It is busy with this very request, and may not read the next one before this is answered.
-            raise invalid(f"the plugin itself does the action {quoted(action[:_NAME_MOST])}")
-        asked = given["timeout_ms"] / 1000
-        seconds = min(asked, ACTION_SECONDS) if asked else ACTION_SECONDS
-        with trio.move_on_after(seconds):
-            result = await handler(given["payload"])
-            if len(result) > PAYLOAD_MOST_BYTES:
-                raise HostError(INTERNAL_ERROR, f"the result has more than {PAYLOAD_MOST_BYTES} bytes")
-            return {"payload": encode(result)}
-        raise HostError(ACTION_TIMEOUT, f"action timed out: {action[:_NAME_MOST]}")
-
-    def _action(self, name: str, ask: Ask) -> Callable[[bytes], Any]:
-        """The handler that calls this plugin for an action that another member invokes."""
-
-        async def handler(payload: bytes) -> Any:
-            answer = await ask(Call("action", name, payload))
-            return _payload_of(answer["payload"])
-
-        return handler
+        shown = quoted(action[:_NAME_MOST])
+        if self._snapshots is None or services.bus is None:
+            raise HostError(INTERNAL_ERROR, "the session is over")
+        try:
+            found = services.bus.find_action(action)
+            if found is None:
+                raise invalid(f"there is no action {shown}")
+            handler, plugin = found
+            if plugin == self._id:
+                # It is busy with this very request, and may not read the next one before this is answered.
+                raise invalid(f"the plugin itself does the action {shown}")
+            waiting = nullcontext() if plugin is None else services.bus.awaited(plugin, self._id)
+            with waiting:
+                return await _act_in_time(handler, given)
+        except BusRefused as refused:
+            raise invalid(f"the action {shown} cannot be invoked: {refused}") from None
 
     # --- files and network ----------------------------------------------------------------------------------
 
@@ -311,6 +305,29 @@ class AinbMethods:
         )
 
 
+async def _act_in_time(handler: Handler, given: Mapping[str, Any]) -> dict[str, Any]:
+    asked = given["timeout_ms"] / 1000
+    with trio.move_on_after(min(asked, ACTION_SECONDS) if asked else ACTION_SECONDS):
+        result = await handler(given["payload"])
+        if len(result) > PAYLOAD_MOST_BYTES:
+            raise HostError(INTERNAL_ERROR, f"the result has more than {PAYLOAD_MOST_BYTES} bytes")
+        return {"payload": encode(result)}
+    raise HostError(ACTION_TIMEOUT, f"action timed out: {given['action'][:_NAME_MOST]}")
+
+
+def actions_of(declared: Declared, ask: Ask) -> Mapping[str, Handler]:
+    """What other plugins may invoke of one, by name. `ask` calls it."""
+
+    def action(name: str) -> Handler:
+        async def handler(payload: bytes) -> bytes:
+            answer = await ask(Call("action", name, payload))
+            return _payload_of(answer["payload"])
+
+        return handler
+
+    return {name: action(name) for name in declared.cli_namespaces}
+
+
 def provide(plugin: Plugin, services: Services, allowance: Allowance) -> Services:
     """Add the runner's own services where the host has none. The host's own files and network get the same
     guards as the runner's."""
@@ -323,10 +340,34 @@ def provide(plugin: Plugin, services: Services, allowance: Allowance) -> Service
         bus=services.bus if services.bus is not None else SnapshotBus(),
         log_level=check_level(services.log_level or DEFAULT_LEVEL),
         files=GuardedFiles(
-            declared.fs_roots, allowance.readable, allowance.writable, allowance.denied, services.files
+            *(declared.fs_roots, allowance.readable, allowance.writable, allowance.denied, services.files),
+            flags=declared.folders,
         ),
         fetcher=fetcher,
     )
+
+
+def granted(plugin: Plugin, allowance: Allowance, allows: Callable[[str], bool]) -> tuple[str, ...]:
+    """The capabilities of the manifest that it has here: what the policy leaves of them, and this host
+    serves. `allows`: whether the policy allows a method."""
+    declared = declared_by(plugin)
+    hosts = common_rules(declared.lists.get(NEEDED[FETCH]), allowance.hosts)
+    here: dict[str, bool] = {
+        "write_plugin_data": allowance.state_dir in allowance.readable,
+        "spawn_subprocess": True,
+        NEEDED[FETCH]: allowance.network != "none" or (bool(hosts) and allows(FETCH)),
+        NEEDED[DIAL]: NEEDED[DIAL] in declared.lists and allows(DIAL),
+        FS_CAPABILITY: bool(common_roots(_folders(declared), allowance.readable)),
+    }
+    here |= {flag: bool(common_roots([folder], allowance.readable)) for flag, folder in declared.folders}
+    here |= {NEEDED[method]: True for method in NEEDED if NEEDED[method] in _BY_POLICY and allows(method)}
+    return tuple(name for name in declared.granted if here.get(name))
+
+
+def _folders(declared: Declared) -> tuple[str, ...]:
+    """Those of read_paths."""
+    flags = [folder for name, folder in declared.folders if declared.allows(name)]
+    return declared.fs_roots[len(flags) :]
 
 
 def _payload_of(value: Any) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any
 
 from runner.contracts.ainb.declared import Declared
 from runner.contracts.ainb.host.params import denied
+from runner.contracts.ainb.notifications import SharedParams
 from runner.contracts.ainb.payload import encode
 from runner.protocol.bus import BusRefused, Room, Snapshot, SnapshotBus
 from runner.protocol.host_services import HostError, Tell
@@ -156,7 +157,8 @@ class SnapshotClient:
 
     def _deliver(self, snapshot: Snapshot) -> None:
         if snapshot.topic in self._subscribed:
-            self._tell(EVENT, {"topic": snapshot.topic, "payload": snapshot.payload})
+            made = SharedParams({"topic": snapshot.topic, "payload": snapshot.payload})
+            self._tell(EVENT, self._bus.rendered.setdefault(EVENT, made))
         for stream, topic in self._streams.items():
             if topic == snapshot.topic:
                 self._tell(EVENT, {"topic": f"stream:{stream}", "payload": snapshot.payload})

@@ -20,13 +20,38 @@ def manifest(
     namespaces: Sequence[str] = (),
     subscribes: Sequence[str] = (),
     screens: Sequence[str] = (),
+    spawn: str = "lazy",
 ) -> str:
     lines = ["[plugin]", f'name = "{name}"', 'version = "0.0.1"', "abi_version = 2", "[capabilities]"]
     lines += [f"{key} = {json.dumps(value)}" for key, value in (capabilities or {}).items()]
     lines += ["[provides]", f"cli_namespaces = {json.dumps(list(namespaces))}"]
     lines += [f"screens = {json.dumps(list(screens))}"]
     lines += ["[subscribes]", f"snapshots = {json.dumps(list(subscribes))}"]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "[lifecycle]", f'spawn = "{spawn}"']) + "\n"
+
+
+def put_canary(root: Path, name: str, program: str = "canary.py", **declared: Any) -> Path:
+    """Make a canary in a folder of plugins, readable for everybody. Returns its own folder."""
+    folder = root / name
+    folder.mkdir()
+    (folder / "manifest.toml").write_text(manifest(name, **declared))
+    shutil.copy(PROGRAMS / program, folder / name)
+    for path in (folder, *folder.iterdir()):
+        path.chmod(0o755)
+    return folder
+
+
+# Calls of the pair and their output: one publishes, and the other one is told. It runs before that.
+PAIR: tuple[tuple[str, list[str], str], ...] = (
+    ("a07", [], ""),
+    ("a06", ["publish", "cts.chunks", "2", "9"], ""),
+    ("a07", ["told"], '[["cts.chunks", "0:"], ["cts.chunks", "1:"]]'),
+)
+
+
+def put_pair(root: Path) -> None:
+    for name in ("a06", "a07"):
+        put_canary(root, name, capabilities={"event_bus": True}, namespaces=[name])
 
 
 class Nest:
@@ -42,10 +67,7 @@ class Nest:
 
     def put(self, name: str, program: str = "canary.py", **declared: Any) -> str:
         """Make a canary. Returns its folder."""
-        folder = self.root / name
-        folder.mkdir()
-        (folder / "manifest.toml").write_text(manifest(name, **declared))
-        shutil.copy(PROGRAMS / program, folder / name)
+        folder = put_canary(self.root, name, program, **declared)
         self._give(folder, *folder.iterdir())
         return str(folder)
 

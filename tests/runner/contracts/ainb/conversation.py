@@ -9,7 +9,7 @@ from typing import Any
 
 from runner.contracts.ainb.declared import Declared, exports_of
 from runner.contracts.ainb.dialect import AinbDialect
-from runner.plugin import Plugin
+from runner.plugin import Allowance, Plugin
 from runner.protocol.dialect import Event, Ready, Send, Setting
 from sandbox.spec import SandboxSpec
 
@@ -21,6 +21,7 @@ DECLARED = Declared(
     cli_namespaces=("burn", "usage"),
     snapshots=("burn.data",),
     subscribes=("sessions.usage",),
+    fs_roots=("/home/me/notes",),
 )
 WELCOME = {"name": "burndown", "version": "2.0.0"}
 ONE_CELL = {
@@ -49,7 +50,8 @@ BURNDOWN = plugin()
 
 
 def dialect(of: Plugin = BURNDOWN, **setting: Any) -> AinbDialect:
-    return AinbDialect(Setting(of, **setting))
+    granted = {"allowance": Allowance(readable=DECLARED.fs_roots), "allows": lambda method: True}
+    return AinbDialect(Setting(of, **{**granted, **setting}))
 
 
 def hear(conversation: AinbDialect, *messages: Any) -> list[Event]:

@@ -18,9 +18,11 @@ import pytest
 from runner.contracts.registry import example_folder
 from sandbox.cell.cell import descendants
 from tests.conftest import Caller
+from tests.runner.contracts.ainb.canaries import put_canary
 from tests.tables import one_case, wait_for
 
 pytestmark = [pytest.mark.launches, pytest.mark.usefixtures("nothing_left")]
+DATA = "~/.agents-in-a-box/plugins"
 
 
 @pytest.fixture
@@ -131,6 +133,40 @@ def test_flags_show_folders_below_home(runner_as_user: Caller, root: Path) -> No
     assert (done.stdout, done.stderr) == ("./.claude/projects/log.jsonl\n", "")
     denied = runner_as_user("exec", plugin)
     assert denied.returncode == 126 and "read_ceiling" in denied.stderr
+
+
+@pytest.mark.both_callers
+def test_its_data_is_kept_at_the_path_of_the_contract(runner_as: Caller, plugin_dir: Path) -> None:
+    """~/.agents-in-a-box/plugins/NAME/, of one plugin and no other, whichever HOME it has."""
+    root = plugin_dir / "nest"
+    root.mkdir(mode=0o755)
+    logs = runner_as.home / ".claude/projects"
+    data = {"write_plugin_data": True}
+    put_canary(root, "keeper", capabilities=data, namespaces=["keeper"])
+    put_canary(root, "reader", capabilities=data, namespaces=["reader"])
+    put_canary(root, "without", namespaces=["without"])
+    kept = {"keeper": True, "reader": True, "without": False}
+    if runner_as.uid:  # nobody is shown the folders of root's home
+        logs.mkdir(parents=True)
+        runner_as.give(runner_as.home)
+        put_canary(root, "own", capabilities={**data, "read_claude_logs": True}, namespaces=["own"])
+        kept["own"] = True
+    policy = root / "policy.toml"
+    policy.write_text(f'version = 1\n[read]\nceiling = ["{logs}"]\n[write]\nceiling = ["${{state_dir}}"]\n')
+    policy.chmod(0o644)
+
+    def run(name: str, *argv: str) -> str:
+        done = runner_as("call", "--policy", policy, root / name, name, "--", *argv)
+        assert (done.returncode, done.stderr) == (0, ""), done
+        return done.stdout
+
+    for name in kept:
+        assert run(name, "save", f"{DATA}/{name}/notes", f"of {name}") == ""
+    missing = "No such file or directory"
+    for name, stays in kept.items():
+        assert run(name, "cat", f"{DATA}/{name}/notes") == (f"of {name}" if stays else missing)
+    assert run("reader", "cat", f"{DATA}/keeper/notes") == missing
+    assert not (runner_as.home / ".agents-in-a-box").exists()
 
 
 def test_explain_names_what_the_host_does_for_a_plugin(runner_as_user: Caller, root: Path) -> None:

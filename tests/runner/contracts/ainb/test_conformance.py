@@ -111,17 +111,28 @@ def ask(method: str, **params: Any) -> list[Any]:
 
 
 def test_a01_the_manifest(nest: Nest) -> None:
-    folder = nest.put("a01", namespaces=["a01"], screens=["main"], capabilities={"event_bus": ["cts.*"]})
+    withheld = {"network": ["a.example"], "spawn_managed_subprocess": ["/bin/true"], "read_paths": True}
+    folder = nest.put(
+        "a01", namespaces=["a01"], screens=["main"], capabilities={"event_bus": ["cts.*"], **withheld}
+    )
     checked = nest.caller("check", folder)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     drawn, told, report = run(nest, folder, ["render", 1, 1], ["cli", "a01", "init"])
     assert drawn["lines"] == ["A"]
-    # What it is told is what its manifest says.
+    # What it is told is what its manifest says. Of its capabilities these are what it was granted.
     init = json.loads(told)
     assert init["granted_capabilities"] == ["event_bus"]
     assert (init["abi_version"], init["config"], init["host"]["kind"]) == (2, None, "cli")
     assert init["manifest_path"] == f"{folder}/manifest.toml"
     assert report["session"]["identity"] == {"id": "a01", "version": "0.0.1", "protocol": "2"}
+    # The other form of the answer to plugin/init: in the first one the manifest agrees, in the second not.
+    folder = nest.put("a01text", namespaces=["a01text"], capabilities={"event_bus": True})
+    _, report = run(nest, folder, ["cli", "a01text", "test"])
+    assert report["session"]["identity"] == {"id": "a01text", "version": "0.0.1", "protocol": "2"}
+    file = Path(folder, "manifest.toml")
+    file.write_text(file.read_text().replace("event_bus = true", ""))
+    done = nest.caller("call", folder, "a01text", "--", "test")
+    assert done.returncode == 11 and "another capabilities.event_bus than its manifest.toml" in done.stderr
 
 
 @one_case("name", ["a02", "a02split"])

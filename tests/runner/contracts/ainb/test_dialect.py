@@ -26,6 +26,7 @@ from runner.protocol.dialect import (
 from sandbox.spec import Limits
 from tests.runner.contracts.ainb.conversation import (
     BURNDOWN,
+    DECLARED,
     ONE_CELL,
     WELCOME,
     answer,
@@ -78,6 +79,14 @@ def test_a_configuration_that_does_not_fit_a_frame_is_not_sent() -> None:
     assert (violation.code, violation.cause) == ("handshake_failed", "config_invalid")
 
 
+# The answer as the contract's text has it.
+TEXT: dict[str, Any] = {"manifest": {"plugin": WELCOME}, "abi_version": 2}
+
+
+def said(**tables: Any) -> dict[str, Any]:
+    return {**TEXT, "manifest": {"plugin": WELCOME, **tables}}
+
+
 @pytest.mark.parametrize(
     ("result", "cause"),
     [
@@ -89,6 +98,25 @@ def test_a_configuration_that_does_not_fit_a_frame_is_not_sent() -> None:
         ({"name": "burndown", "version": 2}, "malformed"),
         ({"name": "other", "version": "2.0.0"}, "identity_mismatch"),
         ({"name": "", "version": "2.0.0"}, "identity_mismatch"),
+        # The form of the contract's text: what it says has to agree with the manifest, and with itself.
+        ({**TEXT, "manifest": []}, "malformed"),
+        ({**TEXT, "manifest": {}}, "malformed"),
+        ({**TEXT, "manifest": {"plugin": 1}}, "malformed"),
+        ({**TEXT, "manifest": {"plugin": {"name": "burndown"}}}, "malformed"),
+        ({"manifest": TEXT["manifest"]}, "malformed"),  # it has to say its ABI
+        ({**TEXT, "abi_version": True}, "malformed"),
+        ({**TEXT, "abi_version": 3}, "identity_mismatch"),
+        (said(plugin={**WELCOME, "abi_version": 1}), "identity_mismatch"),
+        (said(plugin={**WELCOME, "name": "other"}), "identity_mismatch"),
+        (said(plugin={**WELCOME, "version": "2.1.0"}), "identity_mismatch"),
+        ({**TEXT, "name": "other"}, "identity_mismatch"),
+        ({**WELCOME, "abi_version": 3}, "identity_mismatch"),
+        (said(capabilities={"network": True}), "identity_mismatch"),
+        (said(capabilities={"event_bus": ["x"]}), "identity_mismatch"),
+        (said(capabilities={"event_bus": 1}), "identity_mismatch"),
+        (said(provides={"cli_namespaces": ["burn"]}), "identity_mismatch"),
+        (said(subscribes={"snapshots": []}), "identity_mismatch"),
+        (said(lifecycle={"spawn": "eager"}), "identity_mismatch"),
     ],
 )
 def test_an_answer_that_does_not_fit_the_manifest(result: Any, cause: str) -> None:
@@ -101,10 +129,20 @@ def test_an_answer_that_does_not_fit_the_manifest(result: Any, cause: str) -> No
 
 def test_the_answer() -> None:
     """Rule 1: name and version, whatever else there is."""
-    (came,) = hear(opened(), answer(1, {**WELCOME, "manifest": {}, "abi_version": 7}))
-    assert isinstance(came, Ready)
-    assert (came.identity.id, came.identity.version, came.identity.protocol) == ("burndown", "2.0.0", "2")
-    assert came.identity.tools == ("burn", "usage")
+    whole = said(
+        plugin={**WELCOME, "abi_version": 2, "description": "Another one."},
+        capabilities={"event_bus": True, "network": [], "read_paths": list(DECLARED.lists["read_paths"])},
+        provides={"cli_namespaces": ["usage", "burn"], "commands": ["refresh"]},
+        subscribes={"snapshots": ["sessions.usage"]},
+        lifecycle={"spawn": "lazy", "idle_reap_secs": 600},
+        later={"x": 1},
+    )
+    for result in ({**WELCOME, "manifest": {}, "more": 7}, TEXT, whole, {**WELCOME, **whole}):
+        (came,) = hear(opened(), answer(1, result))
+        assert isinstance(came, Ready), result
+        identity = came.identity
+        assert (identity.id, identity.version, identity.protocol) == ("burndown", "2.0.0", "2")
+        assert identity.tools == ("burn", "usage")
 
 
 def test_another_version_is_a_notice() -> None:

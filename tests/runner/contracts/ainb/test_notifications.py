@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+import trio
 
+from runner.contracts.ainb.dialect import AinbDialect
+from runner.contracts.ainb.host.snapshots import SnapshotClient
 from runner.contracts.ainb.messages import BODY_LIMIT
 from runner.contracts.ainb.notifications import (
     MOST_KEYS,
@@ -14,10 +18,12 @@ from runner.contracts.ainb.notifications import (
     make_params,
 )
 from runner.protocol import wire
-from runner.protocol.dialect import Answer, Call, CallRefused, HostCall, Ready, Reply
+from runner.protocol.bus import SnapshotBus
+from runner.protocol.dialect import Answer, Call, CallRefused, HostCall, Ready, Reply, Send
 from runner.protocol.header_frames import header_frame
 from runner.protocol.memory import delivery_cost
 from tests.runner.contracts.ainb.conversation import (
+    DECLARED,
     ONE_CELL,
     WELCOME,
     answer,
@@ -364,3 +370,28 @@ def test_events_are_never_dropped() -> None:
     assert len(sent(hear(conversation, answer(CALLED, DONE)))) == 11
     frame = header_frame(encode_message(EVENT, event(1)))
     assert (before, conversation.held_bytes) == (10 * delivery_cost(frame), 0)
+
+
+@pytest.mark.trio
+async def test_subscribers_share_the_frame_of_a_publication() -> None:
+    """A publication of 12 MiB is encoded once and held once, however many plugins get it."""
+    bus = SnapshotBus()
+    frames: list[bytes] = []
+    for name in ("one", "two", "three"):
+        conversation = ready()
+
+        def tell(method: str, params: Any, conversation: AinbDialect = conversation) -> None:
+            frames.extend(
+                each.frame for each in conversation.notify(method, params) if isinstance(each, Send)
+            )
+
+        client = SnapshotClient(bus, name, DECLARED, tell, trio.lowlevel.checkpoint)
+        client.subscribe("t")
+    bus.publish("t", b"first")
+    bus.publish("t", b"second")
+    assert [frames.count(frame) for frame in frames] == [3] * 6
+    assert len({id(frame) for frame in frames}) == 2 and bus.rendered == {}
+    assert json.loads(frames[-1].partition(b"\r\n\r\n")[2])["params"] == {
+        "topic": "t",
+        "payload": b64("second"),
+    }

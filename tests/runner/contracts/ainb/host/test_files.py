@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import trio
 
-from runner.contracts.ainb.declared import Declared
+from runner.contracts.ainb.declared import READ_ROOTS, Declared
 from runner.contracts.ainb.host import files
 from runner.contracts.ainb.host.files import FILE_MOST_BYTES, GuardedFiles, common_roots
 from runner.contracts.ainb.payload import decode
@@ -99,6 +99,31 @@ async def test_what_the_policy_did_not_grant_is_not_read(grant: Path) -> None:
     assert await desk.error(READ, {"path": f"{grant}/file"}) == outside(f"{grant}/file")
     (grant / "sub" / "x").write_text("x")
     assert await read(desk, grant / "sub" / "x") == b"x"
+
+
+def make_log(folder: str) -> Path:
+    Path(folder).mkdir(parents=True)
+    Path(folder, "log").write_text("x")
+    return Path(folder)
+
+
+@pytest.mark.trio
+async def test_a_denied_read_names_the_capability_that_is_missing(grant: Path) -> None:
+    """Of the folders that a flag is for, that flag; elsewhere read_paths."""
+    roots = tuple(f"{grant}/{folder}" for folder in READ_ROOTS.values())
+    logs = make_log(roots[1])
+    for flags, readable in (((), (str(grant / "sub"),)), (("read_claude_logs",), (str(logs),)), ((), ())):
+        declared = Declared(granted=("read_paths", *flags), fs_roots=readable, flag_roots=roots)
+        desk = Desk(declared=declared, allowance=Allowance(readable=readable))
+        for flag, root in zip(READ_ROOTS, roots, strict=True):
+            for method in (READ, LIST):
+                if flag not in flags:
+                    error = await desk.error(method, {"path": f"{root}/x/../log"})
+                    assert error == (-32001, f"capability denied: {flag}", None)
+        if flags:
+            assert await read(desk, logs / "log") == b"x"
+        _, message, _ = await desk.error(READ, {"path": f"{grant}/.claude/other"})
+        assert message.startswith("capability denied: read_paths")
 
 
 # --- files --------------------------------------------------------------------------------------------------

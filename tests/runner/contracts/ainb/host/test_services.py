@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from typing import Any
 
 import pytest
@@ -9,11 +10,12 @@ import trio
 
 from runner.contracts.ainb.declared import CAPABILITIES, Declared
 from runner.contracts.ainb.host.params import FIELDS, NOTIFICATIONS
-from runner.contracts.ainb.host.services import NEEDED
+from runner.contracts.ainb.host.services import NEEDED, granted
 from runner.contracts.ainb.payload import encode
+from runner.plugin import Allowance
 from runner.protocol.bus import PAYLOAD_MOST_BYTES, SnapshotBus
 from runner.protocol.host_services import HostError, Services
-from tests.runner.contracts.ainb.host.desk import Desk
+from tests.runner.contracts.ainb.host.desk import Desk, make_plugin
 
 pytestmark = pytest.mark.trio
 
@@ -516,6 +518,54 @@ async def test_an_action_that_fails_or_answers_too_much_does_no_harm() -> None:
     error = await desk.error("host/action/invoke", {"action": "broken", "payload": ""})
     assert error == (-32603, "internal error: KeyError", None)
     assert (await desk.error("host/action/invoke", {"action": "much", "payload": ""}))[0] == -32603
+
+
+# --- what was granted ---------------------------------------------------------------------------------------
+
+EVERY = Declared(
+    CAPABILITIES,
+    {"unix_socket_dial": ("/run/x",), "read_paths": ("/data",), "network": ("a.example",)},
+    fs_roots=("/home/sessions", "/home/claude", "/home/codex", "/data"),
+    flag_roots=("/home/sessions", "/home/claude", "/home/codex"),
+)
+READ_FLAGS = ("read_sessions", "read_claude_logs", "read_codex_logs", "read_paths")
+
+
+@pytest.mark.parametrize(
+    ("allowance", "allowed", "kept"),
+    [
+        (Allowance(), (), ()),
+        (Allowance(state_dir="/state", readable=("/state",)), (), ("write_plugin_data",)),
+        (Allowance(readable=("/home", "/data/x")), (), READ_FLAGS),
+        (Allowance(readable=("/home/codex", "/database")), (), ("read_codex_logs",)),
+        (Allowance(network="allowlist"), (), ("network",)),
+        (Allowance(hosts=("*:443",)), (), ()),
+        (Allowance(hosts=("*:443",)), ("host/network/fetch",), ("network",)),
+        (Allowance(hosts=("b.example:443",)), ("host/*",), None),
+        (Allowance(), ("host/snapshot/get",), ("event_bus",)),
+        (Allowance(), ("host/event_stream_*",), ("event_stream_subscribe",)),
+        (Allowance(), ("host/unix_socket_dial",), ("unix_socket_dial",)),
+        # Nothing is started outside of the cage, and there are no secrets.
+        (
+            Allowance(),
+            ("*",),
+            ("event_bus", "event_stream_subscribe", "unix_socket_dial", "workspace:write"),
+        ),
+    ],
+)
+async def test_what_was_granted_is_what_policy_and_host_leave_of_the_manifest(
+    allowance: Allowance, allowed: tuple[str, ...], kept: tuple[str, ...] | None
+) -> None:
+    def allows(method: str) -> bool:
+        return any(fnmatch.fnmatchcase(method, pattern) for pattern in allowed)
+
+    found = granted(make_plugin("notes", EVERY), allowance, allows)
+    if kept is None:
+        assert "network" not in found
+    else:
+        assert set(found) == {"spawn_subprocess", *kept}
+        assert list(found) == sorted(found, key=CAPABILITIES.index)
+    assert granted(make_plugin("none", Declared()), allowance, allows) == ()
 
 
 # --- the log ------------------------------------------------------------------------------------------------
