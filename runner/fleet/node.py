@@ -99,12 +99,14 @@ class Node:
             await self._end.wait()
             loop.call_soon_threadsafe(asked.set)
 
-        async def lost() -> None:
+        async def lost(why: str) -> None:
             if not asked.is_set():
-                self._say("the connection to the fleet is lost; calls that run go on, and it is sought")
+                self._say(
+                    f"the connection to the fleet is lost: {why}; calls that run go on, and it is sought"
+                )
 
-        async def back() -> None:
-            self._say("the connection to the fleet is back")
+        async def back(how: str) -> None:
+            self._say(how)
             worker.refresh()
 
         def ready() -> None:

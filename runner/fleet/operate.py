@@ -14,7 +14,7 @@ from runner.fleet.client import FleetClient, FleetPlugin, plugins_of
 from runner.fleet.connection import NoFleet, words_of
 from runner.fleet.messages import encode_call, stored_call
 from runner.fleet.shares import FleetShares
-from runner.fleet.streams import NO_STREAMS
+from runner.fleet.streams import NO_STREAMS, get_direct
 from runner.protocol import wire
 from runner.serve.refusal import Refused
 
@@ -84,7 +84,7 @@ async def dead_letters(client: FleetClient) -> list[dict[str, Any]]:
     try:
         info = await client.js.stream_info(names.DEAD, subjects_filter=">")
         found = [
-            await client.js.get_msg(names.DEAD, subject=subject, direct=True)
+            await get_direct(client.js, names.DEAD, subject)
             for subject in sorted(info.state.subjects or {})[:_MOST_LETTERS]
         ]
     except nats.js.errors.NotFoundError:
@@ -123,7 +123,7 @@ async def dead_letter(client: FleetClient, word: str) -> dict[str, Any]:
     if not names.is_token(user) or not names.is_token(key):
         raise Refused(400, "invalid_letter", f"{word[:200]!a} is not the name of a dead letter: USER.ID")
     try:
-        found = await client.js.get_msg(names.DEAD, subject=names.dead(user, key), direct=True)
+        found = await get_direct(client.js, names.DEAD, names.dead(user, key))
     except nats.js.errors.NotFoundError:
         hint = "runner ctl dead lists them"
         raise Refused(404, "no_such_letter", f"there is no dead letter {word}", hint) from None
