@@ -22,7 +22,7 @@ from nats.js.api import Header
 from runner.fleet import names
 from runner.fleet.clock import MOST_SECONDS, Now, clock_words
 from runner.fleet.connection import Connected, FleetAddress, NoFleet, connect, server_words, words_of
-from runner.fleet.entries import FULL, LedgerEntry, decode_entry
+from runner.fleet.entries import FULL, LedgerEntry, decode_entry, is_disk_full
 from runner.fleet.messages import BadMessage, FleetCall, decode_call, encode_call
 from runner.fleet.streams import NO_STREAMS, get_direct, read_messages
 from runner.ledger.rows import digest
@@ -45,6 +45,7 @@ _KNOWN_SECONDS = 2.0  # that a list of workers counts
 _MOST_PLUGINS = 2000  # of a worker
 _MOST_TEXT = 1000
 _MOST_NUMBER = 1e12
+_DISK_FULL = "the disk of a NATS server of the fleet is full, so that no durable call is stored"
 DURABLE_KINDS = ("hook", "compactor", "harness")
 
 OnProgress = Callable[[Mapping[str, Any]], None]
@@ -314,6 +315,9 @@ class FleetClient:
                 await self.js.publish(names.durable(self._user, plugin.digest), raw, headers=headers)
                 break
             except nats.js.errors.APIError as error:
+                if is_disk_full(error):
+                    hint = "an operator has to make room there; a call without --durable and --key needs none"
+                    raise Refused(429, "overloaded", _DISK_FULL, hint, retry_after=60) from None
                 if error.err_code in FULL:
                     message = f"the fleet stores no more calls: {error.description}"
                     raise Refused(429, "overloaded", message, "come back later", retry_after=5) from None
@@ -322,9 +326,8 @@ class FleetClient:
             except (nats.errors.Error, TimeoutError) as error:
                 # It may be stored all the same. The server knows it by its id when it comes again.
                 if time.monotonic() > last or isinstance(error, nats.errors.ConnectionClosedError):
-                    raise NoFleet(
-                        f"nobody says whether the call {call.id} was stored: {words_of(error, self.nc)}"
-                    ) from None
+                    why = words_of(error, self.nc)
+                    raise NoFleet(f"nobody says whether the call {call.id} was stored: {why}") from None
             await asyncio.sleep(_FIRST_LOOK_SECONDS)
         await self.nc.publish(names.hint(plugin.digest), b"")
 

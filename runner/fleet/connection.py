@@ -276,9 +276,17 @@ def server_words(nc: NatsClient) -> str:
     return f"{name} ({where})" if name and name != where else where or "of the fleet"
 
 
+def tells_full_disk(nc: NatsClient) -> bool:
+    """A server before 2.10 says nothing more about a stream for which its disk had no room, and nothing at
+    all to the client that wrote."""
+    found = nc.connected_server_version
+    return (found.major, found.minor) >= (2, 10)
+
+
 def words_of(error: Exception, nc: NatsClient | None = None) -> str:
     """`nc`: the client that had no answer."""
     if nc is not None and isinstance(error, TimeoutError):
-        return f"no answer by way of the server {server_words(nc)}"
+        hangs = "" if tells_full_disk(nc) else "; is its disk full? nats-server before 2.10 says nothing then"
+        return f"no answer by way of the server {server_words(nc)}{hangs}"
     text = str(error).removeprefix("nats: ").strip("'\"")
     return text or type(error).__name__

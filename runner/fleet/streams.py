@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import nats.errors
@@ -89,11 +90,22 @@ def stream_configs(sizes: FleetSizes) -> list[StreamConfig]:
     ]
 
 
+def store_words(configs: Sequence[StreamConfig]) -> str:
+    """What the servers set aside when the streams are made."""
+    sizes = {StorageType.FILE: 0, StorageType.MEMORY: 0}
+    for each in configs:
+        sizes[each.storage or StorageType.FILE] += each.max_bytes or 0
+    disk, memory = (-(-size >> 20) for size in sizes.values())
+    return f"{disk} MiB of disk (max_file_store) and {memory} MiB of memory (max_memory_store)"
+
+
 async def make_streams(nc: NatsClient, sizes: FleetSizes) -> list[str]:
-    """Make what is missing, and change what differs. Returns a line about each, and one about servers that
-    are too old. Raises NoFleet."""
+    """Make what is missing, and change what differs. Returns a line about each, one about the room that they
+    take, and one about servers that are too old. Raises NoFleet."""
     js, told, replicas = nc.jetstream(timeout=API_SECONDS), [], sizes.replicas
-    for config in stream_configs(sizes):
+    configs = stream_configs(sizes)
+    room = store_words(configs)
+    for config in configs:
         name = config.name or ""
         try:
             try:
@@ -105,8 +117,9 @@ async def make_streams(nc: NatsClient, sizes: FleetSizes) -> list[str]:
             await (js.update_stream if there else js.add_stream)(config)
             told.append(f"{name}: {'there' if there else 'made'}")
         except (nats.errors.Error, TimeoutError) as error:
-            hint = "are as many servers as --replicas says up, and has each room (max_file_store)?"
+            hint = f"are as many servers as --replicas says up, and has each {room}?"
             raise NoFleet(f"the stream {name} cannot be made: {words_of(error)}; {hint}") from None
+    told.append(f"room: the streams take up to {room} of each server that has them")
     found = nc.connected_server_version
     if (replicas or 1) > 1 and (found.major, found.minor) < _SAFE_IN_CLUSTERS:
         told.append(

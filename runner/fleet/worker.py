@@ -23,9 +23,9 @@ from nats.aio.subscription import Subscription
 
 from runner.fleet import names
 from runner.fleet.clock import FleetClock, Now
-from runner.fleet.connection import Connected, NoFleet
+from runner.fleet.connection import Connected, NoFleet, server_words, tells_full_disk
 from runner.fleet.crossing import AsyncioThread, CancelledOnTrio
-from runner.fleet.entries import FleetLedger, Held, LedgerEntry, LedgerFull
+from runner.fleet.entries import FleetLedger, Held, LedgerEntry, LedgerFull, is_disk_full
 from runner.fleet.messages import BadMessage, FleetCall, decode_call
 from runner.fleet.shares import DEAD, LEDGER, FleetShares, SharedRoom
 from runner.fleet.shelf import Offer, Performed, PluginShelf, repeat_of
@@ -55,6 +55,8 @@ _TRIAL_SECONDS = 60.0  # between trials of a node that is bad
 _ELSEWHERE_SECONDS = 2.0
 _ASK_SECONDS = 2.0
 _NODE = ("launch_failed", "sandbox_unavailable")
+_TRIAL_BYTES = 4096  # a block of most disks
+_DISK_FULL = "the disk of a NATS server ({}) is full, so that no durable call is stored or begins"
 _FULL = "the ledger of the fleet is nearly full, so that no durable call begins"
 
 WorkerState = Literal["ready", "drained", "draining", "bad"]
@@ -130,6 +132,8 @@ class FleetWorker:
         self._doubted = asyncio.Event()  # the clock, before it is compared as usual
         self._consumers: set[str] = set()
         self._has_room = True  # in the ledger
+        self._disk_fault = ""
+        self._leader = server_words(bus.nc)  # the server that has the ledger
         self._launch_failures = 0
         self._counts = {"done": 0, "late": 0}  # late: it was taken for dead, and its end came after another
 
@@ -205,6 +209,11 @@ class FleetWorker:
             self._doubted.set()
         return self._state == "ready" and self._clock.is_right
 
+    @property
+    def _stores(self) -> bool:
+        """Whether durable calls may begin."""
+        return self._takes and self._has_room and not self._disk_fault
+
     def _start(self, work: Coroutine[Any, Any, None], key: tuple[str, str]) -> None:
         async def whole() -> None:
             try:
@@ -236,6 +245,8 @@ class FleetWorker:
         """Not in `_beat`: signs of life do not wait for an answer."""
         for number in count(1):
             await self._shares.tell()
+            if number % _SHARE_BEATS == 1 or self._disk_fault:
+                await self._try_disk()
             if number % _SHARE_BEATS == 0:
                 await self._shares.read()  # of what was changed, something may not have been heard
                 self._told_full.clear()
@@ -249,6 +260,8 @@ class FleetWorker:
             info = await self._js.stream_info(f"KV_{names.LEDGER}")
         except (nats.errors.Error, TimeoutError):
             return
+        if info.cluster is not None and info.cluster.leader:
+            self._leader = info.cluster.leader
         had, most = self._has_room, info.config.max_bytes or 0
         self._shares.measured(LEDGER, most)
         self._shares.measured(DEAD, letters.config.max_bytes or 0)
@@ -257,6 +270,23 @@ class FleetWorker:
             self._say(f"{_FULL}; runner ps --fleet shows how full it is")
         elif self._has_room and not had:
             self._due.set()
+
+    async def _try_disk(self) -> None:
+        """Write a little to it. Nobody else may notice: a submission that is refused does not come here."""
+        if not tells_full_disk(self._nc):
+            return
+        fault, subject = "", names.entry(names.LEDGER, f"{names.TRIAL}.{self._options.name}")
+        try:
+            await self._js.publish(subject, bytes(_TRIAL_BYTES))
+        except (nats.errors.Error, TimeoutError) as error:
+            if not is_disk_full(error):
+                return
+            fault = _DISK_FULL.format(self._leader)
+        had, self._disk_fault = self._disk_fault, fault
+        if bool(had) != bool(fault):
+            self._say(f"{fault}; make room there" if fault else "the disk of the NATS server has room again")
+            self._due.set()
+            await self._show()
 
     def presence(self) -> dict[str, Any]:
         held = {
@@ -274,7 +304,11 @@ class FleetWorker:
             "worker": self._options.name,
             "version": self._options.version,
             "state": "bad" if self._state == "ready" and self._clock.fault else self._state,
-            "reason": self._reason or self._clock.fault or ("" if self._has_room else _FULL) or self.remark,
+            "reason": self._reason
+            or self._clock.fault
+            or self._disk_fault
+            or ("" if self._has_room else _FULL)
+            or self.remark,
             "slots": self._options.slots,
             "running": len(self._running),
             "since": self._since,
@@ -617,7 +651,7 @@ class FleetWorker:
         while True:
             self._due.clear()
             for offer in self._served().values():
-                while self._takes and self._has_room and (places := min(self._free, _MOST_FETCHED)) > 0:
+                while self._stores and (places := min(self._free, _MOST_FETCHED)) > 0:
                     if await self._fetch(offer, places) < places:
                         break
             try:
@@ -705,6 +739,7 @@ class FleetWorker:
         try:
             held = await self._begin(running, user, call, offer)
         except LedgerFull as full:
+            await self._try_disk()
             self._say(f"the ledger of the fleet takes no entry, so the call {call.id} does not begin: {full}")
             await self._later(running, names.BEAT_SECONDS)
             return
