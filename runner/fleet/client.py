@@ -40,6 +40,7 @@ _FIRST_LOOK_SECONDS = 0.5  # into the ledger; its end is told, too
 _MOST_LOOK_SECONDS = 5.0
 _BUSY_TRIES = 5
 _SUBMIT_SECONDS = 30.0
+_RESEND_SECONDS = 30.0  # for a waited call that no worker got
 _NO_JETSTREAM = 10039  # for this account
 _KNOWN_SECONDS = 2.0  # that a list of workers counts
 _MOST_PLUGINS = 2000  # of a worker
@@ -342,7 +343,7 @@ class FleetClient:
             await self.nc.publish(names.hint(plugin.digest), b"")
 
     async def _request(self, plugin: FleetPlugin, call: FleetCall, raw: bytes) -> CallAnswer:
-        full, last = 0, time.monotonic() + names.LOST_SECONDS
+        full, last = 0, time.monotonic() + min(_RESEND_SECONDS, call.deadline - self._now())
         while True:
             answer = await self._ask_once(plugin, call, raw)
             if answer is None:  # servers may go on sending some calls to one that has stopped

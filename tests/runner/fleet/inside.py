@@ -70,9 +70,8 @@ class Functions:
 class Inside:
     """On asyncio: a client, and workers that are started and cut off."""
 
-    def __init__(self, url: str, thread: AsyncioThread, client: FleetClient) -> None:
-        self.url, self.thread, self.client = url, thread, client
-        self.said: list[str] = []
+    def __init__(self, url: str, thread: AsyncioThread, client: FleetClient, said: list[str]) -> None:
+        self.url, self.thread, self.client, self.said = url, thread, client, said
 
     @asynccontextmanager
     async def worker(
@@ -115,8 +114,10 @@ def inside(url: str, act: Callable[[Inside], Awaitable[Any]]) -> Any:
 
     async def on_asyncio(thread: AsyncioThread) -> Any:
         # A call that nobody ends would be waited for until its deadline.
-        async with asyncio.timeout(180), open_client(read_address(url), stays=True) as client:
-            return await act(Inside(url, thread, client))
+        said: list[str] = []
+        opening = open_client(read_address(url), say=said.append, stays=True)
+        async with asyncio.timeout(180), opening as client:
+            return await act(Inside(url, thread, client, said))
 
     async def main() -> Any:
         async with open_asyncio_thread() as thread:
