@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -20,6 +21,7 @@ from runner.outcome import Outcome
 from runner.serve.desk import CallAnswer
 from runner.serve.refusal import STATUS, outcome_error
 
+_ACT_SECONDS = 120
 QUICK = Schedule(attempts=3, first_seconds=0.01, jitter=0.0)
 EFFECTS = {"read": "read_only", "put": "idempotent_write", "pay": "non_idempotent_write"}
 
@@ -113,11 +115,25 @@ def inside(url: str, act: Callable[[Inside], Awaitable[Any]]) -> Any:
     """Run it on asyncio, in a thread beside trio, as the product does."""
 
     async def on_asyncio(thread: AsyncioThread) -> Any:
-        # A call that nobody ends would be waited for until its deadline.
         said: list[str] = []
+        stacks = io.StringIO()
+
+        def look() -> None:
+            for task in asyncio.all_tasks():
+                task.print_stack(file=stacks)
+
+        # A call that nobody ends would be waited for until its deadline. The rest of a test's bound is for
+        # workers that drain while servers do not answer.
+        looking = asyncio.get_running_loop().call_later(_ACT_SECONDS - 1, look)
         opening = open_client(read_address(url), say=said.append, stays=True)
-        async with asyncio.timeout(180), opening as client:
-            return await act(Inside(url, thread, client, said))
+        try:
+            async with asyncio.timeout(_ACT_SECONDS), opening as client:
+                return await act(Inside(url, thread, client, said))
+        except TimeoutError as error:
+            error.add_note(f"{said}\n{stacks.getvalue()}")
+            raise
+        finally:
+            looking.cancel()
 
     async def main() -> Any:
         async with open_asyncio_thread() as thread:
