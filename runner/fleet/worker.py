@@ -24,7 +24,7 @@ from nats.aio.subscription import Subscription
 from runner.fleet import names
 from runner.fleet.clock import FleetClock, Now
 from runner.fleet.connection import Connected, NoFleet, server_words, tells_full_disk
-from runner.fleet.crossing import AsyncioThread, CancelledOnTrio
+from runner.fleet.crossing import AsyncioThread, CancelledOnTrio, end_tasks
 from runner.fleet.entries import FleetLedger, Held, LedgerEntry, LedgerFull, is_disk_full
 from runner.fleet.messages import BadMessage, FleetCall, decode_call
 from runner.fleet.shares import DEAD, LEDGER, FleetShares, SharedRoom
@@ -168,9 +168,13 @@ class FleetWorker:
             self._follow_flags(),
             self._try_node(),
         )
-        async with asyncio.TaskGroup() as group:
-            for each in loops:
-                group.create_task(each)
+        tasks = [asyncio.ensure_future(each) for each in loops]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for each in done:
+                each.result()
+        finally:
+            await end_tasks(*tasks)
 
     def refresh(self) -> None:
         """What may run here may have changed."""

@@ -12,7 +12,7 @@ import trio
 
 from runner.fleet.client import FleetClient, FleetPlugin, new_call, open_client
 from runner.fleet.connection import connect, read_address
-from runner.fleet.crossing import AsyncioThread, open_asyncio_thread
+from runner.fleet.crossing import AsyncioThread, end_tasks, open_asyncio_thread
 from runner.fleet.messages import FleetCall
 from runner.fleet.shelf import Offer, OnProgress, Performed
 from runner.fleet.worker import FleetWorker, WorkerOptions
@@ -92,8 +92,7 @@ class Inside:
             finally:
                 self.thread._soon(shelf.go.set)
                 await worker.drain(30)
-                task.cancel()
-                await asyncio.gather(task, waiting, return_exceptions=True)
+                await end_tasks(task, waiting)
 
     async def durable(self, shelf: Functions, tool: str, given: Any = None, **options: Any) -> CallAnswer:
         call = new_call(shelf.offer.name, tool, given, **options)
