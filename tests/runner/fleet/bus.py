@@ -65,11 +65,13 @@ class Bus:
         )
         store = folder / "js"
         store.mkdir(exist_ok=True)
-        caged = ("bwrap", "--die-with-parent", "--dev-bind", "/", "/", "--size", str(self._disk))
-        caged = (*caged, "--tmpfs", str(store), "--")
+        caged = ("bwrap", "--die-with-parent", "--dev-bind", "/", "/")
+        own = ("--size", str(self._disk), "--tmpfs", str(store), "--")
         with open(folder / "log", "ab") as log:
             self.processes[number] = subprocess.Popen(
-                [*(caged if self._disk else ()), str(NATS_SERVER), "-c", str(config)], stdout=log, stderr=log
+                [*(caged + own if self._disk else ()), str(NATS_SERVER), "-c", str(config)],
+                stdout=log,
+                stderr=log,
             )
 
     def fill_disk(self, number: int = 0) -> Path:
