@@ -81,6 +81,15 @@ def _bounded(item: pytest.Item) -> Iterator[None]:
         armed = False  # an alarm that is already pending must not raise after the test
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
+        _leave_trio()
+
+
+def _leave_trio() -> None:
+    """An alarm mostly comes while trio waits for events. Then trio does not notice that it has ended, and
+    would refuse every later run in this process."""
+    if trio.lowlevel.in_trio_run():
+        trio._core._run.GLOBAL_RUN_CONTEXT.__dict__.clear()
+        signal.set_wakeup_fd(-1)
 
 
 def _where(frame: FrameType | None) -> str:

@@ -114,6 +114,10 @@ def test_lock() -> None:
 async def test_trio() -> None:
     await trio.sleep_forever()
 
+def test_trio_once_more() -> None:
+    trio.run(trio.sleep, 0)
+    assert signal.set_wakeup_fd(-1) == -1
+
 @pytest.fixture
 def slow() -> None:
     signal.pause()
@@ -143,7 +147,7 @@ def test_a_test_that_hangs_fails_and_says_where(tmp_path: Path) -> None:
     """The alarm comes again if it was swallowed."""
     done = run(tmp_path / "it", HANGING, "-n", "1", preexec_fn=strange)
     assert done.returncode == 1, done.stdout + done.stderr
-    assert re.search(r"6 failed, 4 passed, 1 error", done.stdout), done.stdout
+    assert re.search(r"6 failed, 5 passed, 1 error", done.stdout), done.stdout
     assert done.stdout.count("still running after 1 seconds") >= 7
     for place in ("signal.pause()", "os.read(os.pipe()[0], 1)", "process.wait()", "lock.acquire()"):
         assert place in done.stdout

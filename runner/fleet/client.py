@@ -7,6 +7,7 @@ async with open_client(read_address("nats://127.0.0.1:4222")) as fleet:
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
@@ -19,10 +20,11 @@ from nats.aio.msg import Msg
 from nats.js.api import Header
 
 from runner.fleet import names
-from runner.fleet.connection import Connected, FleetAddress, NoFleet, connect, words_of
-from runner.fleet.entries import FULL, LedgerEntry, decode_entry
+from runner.fleet.clock import MOST_SECONDS, Now, clock_words
+from runner.fleet.connection import Connected, FleetAddress, NoFleet, connect, server_words, words_of
+from runner.fleet.entries import FULL, LedgerEntry, decode_entry, is_disk_full
 from runner.fleet.messages import BadMessage, FleetCall, decode_call, encode_call
-from runner.fleet.streams import NO_STREAMS, read_bucket
+from runner.fleet.streams import NO_STREAMS, get_direct, read_messages
 from runner.ledger.rows import digest
 from runner.outcome import Outcome
 from runner.protocol import wire
@@ -38,11 +40,13 @@ _FIRST_LOOK_SECONDS = 0.5  # into the ledger; its end is told, too
 _MOST_LOOK_SECONDS = 5.0
 _BUSY_TRIES = 5
 _SUBMIT_SECONDS = 30.0
+_RESEND_SECONDS = 30.0  # for a waited call that no worker got
 _NO_JETSTREAM = 10039  # for this account
 _KNOWN_SECONDS = 2.0  # that a list of workers counts
 _MOST_PLUGINS = 2000  # of a worker
 _MOST_TEXT = 1000
 _MOST_NUMBER = 1e12
+_DISK_FULL = "the disk of a NATS server of the fleet is full, so that no durable call is stored"
 DURABLE_KINDS = ("hook", "compactor", "harness")
 
 OnProgress = Callable[[Mapping[str, Any]], None]
@@ -92,8 +96,12 @@ def new_call(
 class FleetClient:
     """Made by `open_client`."""
 
-    def __init__(self, bus: Connected) -> None:
+    def __init__(self, bus: Connected, now: Now = time.time) -> None:
         self.nc, self.js, self.address = bus
+        self._now = now  # this machine's clock, by which deadlines are written
+        self._stored = (
+            -math.inf
+        )  # by the servers' clock, less the monotonic one: when a worker last said something
         self._user = self.address.user
         self._waiting: dict[str, asyncio.Queue[Msg]] = {}  # by the last part of the inbox
         self._ends: dict[str, asyncio.Event] = {}  # by key
@@ -134,17 +142,24 @@ class FleetClient:
         if not fresh and time.monotonic() - at < _KNOWN_SECONDS:
             return listed
         try:
-            found = await read_bucket(self.js, names.WORKERS)
+            found = await read_messages(self.js, names.WORKERS, direct=True)
         except nats.js.errors.NotFoundError:
             raise NoFleet(NO_STREAMS.format(f"KV_{names.WORKERS}")) from None
         except (nats.errors.Error, TimeoutError) as error:
             hint = ""
             if isinstance(error, nats.js.errors.APIError) and error.err_code == _NO_JETSTREAM:
                 hint = '; is this user in an account of its own? Then its file needs api = "runner.api"'
-            raise NoFleet(f"the servers do not list the workers: {words_of(error)}{hint}") from None
-        rows = [row for raw in found.values() if (row := presence_of(raw)) is not None]
+            raise NoFleet(f"the servers do not list the workers: {words_of(error, self.nc)}{hint}") from None
+        rows = [row for each in found.values() if (row := presence_of(each.data or b"")) is not None]
         self._listed = time.monotonic(), rows
+        stored = [each.time.timestamp() for each in found.values() if each.time is not None]
+        self._stored = max(self._stored, *(each - self._listed[0] for each in stored), -math.inf)
         return rows
+
+    @property
+    def behind(self) -> float:
+        """The seconds that this clock is at least behind the servers'. Negative: no proof that it is."""
+        return self._stored + time.monotonic() - self._now()
 
     async def plugins(self, *, fresh: bool = True) -> list[FleetPlugin]:
         """Raises NoFleet."""
@@ -202,12 +217,12 @@ class FleetClient:
         """The entry of a durable call; None: it has not begun, or is forgotten. Raises NoFleet."""
         subject = names.entry(names.LEDGER, f"{self._user}.{names.key_of(call)}")
         try:
-            found = await self.js.get_msg(f"KV_{names.LEDGER}", subject=subject, direct=True)
+            found = await get_direct(self.js, f"KV_{names.LEDGER}", subject)
             return decode_entry(found.data or b"{}")
         except nats.js.errors.NotFoundError:
             return None
         except (nats.errors.Error, TimeoutError, ValueError) as error:
-            raise NoFleet(f"the ledger of the fleet cannot be read: {words_of(error)}") from None
+            raise NoFleet(f"the ledger of the fleet cannot be read: {words_of(error, self.nc)}") from None
 
     async def wait_for(self, call: FleetCall, plugin: FleetPlugin | None = None) -> CallAnswer:
         """The answer of a durable call. Servers that do not answer are waited for, until the deadline. Raises
@@ -246,7 +261,7 @@ class FleetClient:
                     begun = entry is not None and entry.state == "began"
                     if entry is None or (begun and not await self._still_runs(entry.worker, call)):
                         await self._store_again(plugin, call, number)
-                if time.time() > call.deadline + _GRACE_SECONDS:
+                if self._now() > call.deadline + _GRACE_SECONDS:
                     if entry is None or entry.state != "began":
                         return _failed(
                             call, "timeout", "deadline", "no worker ended the call before its deadline"
@@ -256,7 +271,7 @@ class FleetClient:
                     if await self._still_runs(entry.worker, call):
                         lost = False
                     elif lost:
-                        return _lost(call, entry.worker)
+                        return _lost(call, entry.worker, "")
                     else:
                         lost = True
         finally:
@@ -273,10 +288,14 @@ class FleetClient:
             ) from None
         except (TypeError, ValueError, RecursionError) as error:
             raise Refused(400, "invalid_call", f"the call is not JSON: {error}") from None
+        now, behind = self._now(), self.behind
         try:
-            decode_call(raw, time.time())
+            decode_call(raw, now)
         except BadMessage as bad:
             raise Refused(400, "invalid_call", f"no worker would take the call: {bad}") from None
+        if behind > MOST_SECONDS and now < call.deadline <= now + behind:
+            message = f"the clock of this machine is {clock_words(-behind)}, where the deadline has passed"
+            raise Refused(503, "clock_behind", message, "set the clock (NTP), or give the call more time")
         return raw
 
     @contextmanager
@@ -297,6 +316,9 @@ class FleetClient:
                 await self.js.publish(names.durable(self._user, plugin.digest), raw, headers=headers)
                 break
             except nats.js.errors.APIError as error:
+                if is_disk_full(error):
+                    hint = "an operator has to make room there; a call without --durable and --key needs none"
+                    raise Refused(429, "overloaded", _DISK_FULL, hint, retry_after=60) from None
                 if error.err_code in FULL:
                     message = f"the fleet stores no more calls: {error.description}"
                     raise Refused(429, "overloaded", message, "come back later", retry_after=5) from None
@@ -305,9 +327,8 @@ class FleetClient:
             except (nats.errors.Error, TimeoutError) as error:
                 # It may be stored all the same. The server knows it by its id when it comes again.
                 if time.monotonic() > last or isinstance(error, nats.errors.ConnectionClosedError):
-                    raise NoFleet(
-                        f"nobody says whether the call {call.id} was stored: {words_of(error)}"
-                    ) from None
+                    why = words_of(error, self.nc)
+                    raise NoFleet(f"nobody says whether the call {call.id} was stored: {why}") from None
             await asyncio.sleep(_FIRST_LOOK_SECONDS)
         await self.nc.publish(names.hint(plugin.digest), b"")
 
@@ -322,12 +343,17 @@ class FleetClient:
             await self.nc.publish(names.hint(plugin.digest), b"")
 
     async def _request(self, plugin: FleetPlugin, call: FleetCall, raw: bytes) -> CallAnswer:
-        for number in range(_BUSY_TRIES):
+        full, last = 0, time.monotonic() + min(_RESEND_SECONDS, call.deadline - self._now())
+        while True:
             answer = await self._ask_once(plugin, call, raw)
-            if answer is not None and not _is_full(answer):
+            if answer is None:  # servers may go on sending some calls to one that has stopped
+                if time.monotonic() > last:
+                    return _no_worker(plugin, call)
+                continue
+            full += _is_full(answer)
+            if not _is_full(answer) or full == _BUSY_TRIES:
                 return answer
-            await asyncio.sleep(0.02 * number)  # it came to a worker that had just become full
-        return answer or _no_worker(plugin, call)
+            await asyncio.sleep(0.02 * full)  # it came to a worker that had just become full
 
     async def _ask_once(self, plugin: FleetPlugin, call: FleetCall, raw: bytes) -> CallAnswer | None:
         """Returns None if no worker got it: a server drops what is on its way to one that unsubscribes."""
@@ -335,9 +361,14 @@ class FleetClient:
         queue: asyncio.Queue[Msg] = asyncio.Queue()
         self._waiting[word] = queue
         worker, last = "", time.monotonic() + names.LOST_SECONDS
-        before = _who(self._listed[1], plugin)
+        before, server = _who(self._listed[1], plugin), server_words(self.nc)
         try:
-            await self.nc.publish(names.waited(self._user, plugin.digest), raw, reply=f"{self._inbox}.{word}")
+            await self.nc.publish(
+                names.waited(self._user, plugin.digest),
+                raw,
+                reply=f"{self._inbox}.{word}",
+                headers={names.COPY: word},
+            )
             while True:
                 try:
                     async with asyncio.timeout(_ASK_SECONDS if worker else _TAKE_SECONDS):
@@ -345,16 +376,21 @@ class FleetClient:
                 except TimeoutError:
                     if worker:
                         if not await self._still_runs(worker, call) and queue.empty():
-                            return _lost(call, worker)
+                            return _lost(call, worker, server)
                         continue
                     says = await self._who_has(plugin, call, before)
+                    if says is None and queue.empty():
+                        # A server that has stopped may have it, and pass it on when it goes on. Workers that
+                        # know that this copy is void do not begin it then.
+                        await self.nc.publish(names.cancel(self._user, call.key), word.encode())
+                        says = await self._who_has(plugin, call, before)
                     if not queue.empty():
                         continue
                     if says is None:
                         return None
                     worker = says
                     if not worker and time.monotonic() > last:
-                        return _lost(call, worker)
+                        return _lost(call, worker, server)
                     continue
                 if (message.headers or {}).get("Status") == "503":
                     return _no_worker(plugin, call)
@@ -490,9 +526,10 @@ def _failed(call: FleetCall, code: Any, cause: str, message: str, hint: str = ""
     )
 
 
-def _lost(call: FleetCall, worker: str) -> CallAnswer:
+def _lost(call: FleetCall, worker: str, server: str) -> CallAnswer:
+    """`server`: the one that the call was sent to."""
     if not worker:
-        message = "the fleet did not take the call; perhaps the connection was lost on the way"
+        message = f"no worker took the call that was sent to the server {server}; perhaps it was lost there"
     else:
         message = f"the worker {worker} was lost while the call ran, or its answer was"
     hint = "nobody knows what it did; with --durable the fleet would"
@@ -519,10 +556,14 @@ def _json(raw: bytes) -> Any:
 
 @asynccontextmanager
 async def open_client(
-    address: FleetAddress, *, say: Callable[[str], None] = lambda text: None, stays: bool = False
+    address: FleetAddress,
+    *,
+    say: Callable[[str], None] = lambda text: None,
+    stays: bool = False,
+    now: Now = time.time,
 ) -> AsyncIterator[FleetClient]:
     """Raises NoFleet."""
     async with connect(address, "runner client", say=say, stays=stays) as bus:
-        client = FleetClient(bus)
+        client = FleetClient(bus, now)
         await client.begin()
         yield client

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import random
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -38,6 +39,7 @@ API_SECONDS = 5.0
 _CONNECT_SECONDS = 15.0
 _CLOSE_SECONDS = 2
 _ATTEMPTS = 20  # to reach each server again
+_SILENT_SECONDS = 4  # for a server to answer a ping; until the next one, it is asked nothing
 _PENDING_BYTES = 8 << 20  # that wait to be sent
 _KEYS = ("servers", "user", "password", "nkey", "credentials", "ca", "certificate", "key", "api")
 
@@ -148,7 +150,7 @@ class Connected(NamedTuple):
     address: FleetAddress
 
 
-Heard = Callable[[], Awaitable[None]]
+Heard = Callable[[str], Awaitable[None]]
 
 
 @asynccontextmanager
@@ -161,8 +163,10 @@ async def connect(
     say: Callable[[str], None] = lambda text: None,
     stays: bool = False,
 ) -> AsyncIterator[Connected]:
-    """On asyncio. `stays`: a connection that is lost is sought for ever. Raises NoFleet."""
+    """On asyncio. `on_lost` is told which server was lost and why, `on_back` which one has taken its place.
+    `stays`: a connection that is lost is sought for ever. Raises NoFleet."""
 
+    closing = False
     heard: list[Exception] = []
     refused = asyncio.Event()
 
@@ -176,19 +180,38 @@ async def connect(
         elif not isinstance(error, nats.errors.Error | OSError | TimeoutError):
             say(f"internal: {type(error).__name__}: {error}")  # a bug of ours, in a callback
 
+    async def lose() -> None:
+        # It may have stopped, and still accept connections: the others are tried first.
+        nc._server_pool.sort(key=lambda each: each is nc._current_server)
+        silent = nc._pings_outstanding > nc.options["max_outstanding_pings"]
+        why = "does not answer" if silent else "has closed the connection"
+        text = f"the server {server_words(nc)} {why}"
+        if on_lost is not None:
+            await on_lost(text)
+        elif not closing:
+            say(f"the connection to the fleet is lost: {text}; another one is sought")
+
+    async def come_back() -> None:
+        text = f"the connection to the fleet is back, by the server {server_words(nc)}"
+        if on_back is not None:
+            await on_back(text)
+        else:
+            say(text)
+
     options: dict[str, Any] = {
-        "servers": list(address.servers),
+        "servers": random.sample(address.servers, len(address.servers)),
+        "dont_randomize": True,  # in the order of `lose` when the connection is lost
         "name": name,
         "inbox_prefix": f"_INBOX.{address.user}",
-        "connect_timeout": 5,
+        "connect_timeout": 4,
         "reconnect_time_wait": 0.5,
         "max_reconnect_attempts": 1,  # until it is connected for the first time
-        "ping_interval": 5,
-        "max_outstanding_pings": 2,
+        "ping_interval": _SILENT_SECONDS,
+        "max_outstanding_pings": 1,
         "pending_size": _PENDING_BYTES,
         "error_cb": hear_error,
-        "disconnected_cb": on_lost,
-        "reconnected_cb": on_back,
+        "disconnected_cb": lose,
+        "reconnected_cb": come_back,
     }
     if address.nkey:
         options["nkeys_seed_str"] = address.nkey
@@ -220,6 +243,7 @@ async def connect(
     try:
         yield Connected(nc, nc.jetstream(timeout=API_SECONDS, prefix=address.api), address)
     finally:
+        closing = True
         await _close(nc)
 
 
@@ -245,6 +269,24 @@ def _tls(address: FleetAddress) -> ssl.SSLContext:
     return context
 
 
-def words_of(error: Exception) -> str:
+def server_words(nc: NatsClient) -> str:
+    """The server that the client is, or was, connected to."""
+    where = nc._current_server.uri.netloc.rpartition("@")[2] if nc._current_server is not None else ""
+    name = str(nc._server_info.get("server_name", ""))[:100]
+    return f"{name} ({where})" if name and name != where else where or "of the fleet"
+
+
+def tells_full_disk(nc: NatsClient) -> bool:
+    """A server before 2.10 says nothing more about a stream for which its disk had no room, and nothing at
+    all to the client that wrote."""
+    found = nc.connected_server_version
+    return (found.major, found.minor) >= (2, 10)
+
+
+def words_of(error: Exception, nc: NatsClient | None = None) -> str:
+    """`nc`: the client that had no answer."""
+    if nc is not None and isinstance(error, TimeoutError):
+        hangs = "" if tells_full_disk(nc) else "; is its disk full? nats-server before 2.10 says nothing then"
+        return f"no answer by way of the server {server_words(nc)}{hangs}"
     text = str(error).removeprefix("nats: ").strip("'\"")
     return text or type(error).__name__

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import trio
 
 Value = TypeVar("Value")
+_AGAIN_SECONDS = 0.5  # until a task is cancelled once more
 
 
 class AsyncioThread:
@@ -52,9 +53,11 @@ class AsyncioThread:
         try:
             await ended.wait()
         except trio.Cancelled:
-            self.loop.call_soon_threadsafe(cancel)
             with trio.CancelScope(shield=True):
-                await ended.wait()
+                while not ended.is_set():
+                    self.loop.call_soon_threadsafe(cancel)
+                    with trio.move_on_after(_AGAIN_SECONDS):
+                        await ended.wait()
             raise
         return tasks[0].result()
 
@@ -103,6 +106,22 @@ class AsyncioThread:
     def end(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
+
+
+async def end_tasks(*tasks: asyncio.Future[Any]) -> None:
+    """On asyncio: cancel tasks until they have ended. Once is not enough: asyncio.wait_for, by which nats-py
+    waits for answers, forgets a cancellation that comes together with the answer (before Python 3.12), and a
+    task that works for ever would do so."""
+    asked = False
+    while waiting := [each for each in tasks if not each.done()]:
+        for each in waiting:
+            each.cancel()
+        try:
+            await asyncio.wait(waiting, timeout=_AGAIN_SECONDS)
+        except asyncio.CancelledError:
+            asked = True
+    if asked:
+        raise asyncio.CancelledError
 
 
 async def _as_coroutine(function: Callable[..., Awaitable[Value]], args: tuple[Any, ...]) -> Value:

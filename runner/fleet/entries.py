@@ -26,6 +26,7 @@ from sandbox.speed.value import NamedTuple
 
 _WRONG_REVISION = (10071, 10164)
 FULL = (10077, 10054, 10023)  # too many messages or bytes, too large, no resources
+_NO_SPACE = "no space left"  # in the words of a server, behind a path of its own
 _PAUSE_SECONDS = 0.5
 
 EntryState = Literal["waiting", "began", "ended"]
@@ -137,6 +138,11 @@ class FleetLedger:
                 return
             except (nats.errors.Error, TimeoutError):
                 await asyncio.sleep(_PAUSE_SECONDS)
+
+
+def is_disk_full(error: Exception) -> bool:
+    """Whether a server says that its disk has no room, whatever the stream may have."""
+    return isinstance(error, nats.js.errors.APIError) and _NO_SPACE in (error.description or "")
 
 
 def _same(one: LedgerEntry, other: LedgerEntry) -> bool:

@@ -24,6 +24,8 @@ MOST_FILLED = 0.9  # of the ledger, before no durable call begins: those that ru
 MOST_SECONDS = 86400.0  # until a deadline
 USUAL_SECONDS = 3600.0
 GROUP = "workers"  # the queue group: each call goes to one of them
+TRIAL = "disk=trial"  # in the ledger's bucket, in the place of a user, who cannot have this name
+COPY = "Runner-Copy"  # the header that tells apart the copies of a waited call that is sent again
 
 # A part of a subject. A submitter's name is one, so that the server's permissions can be about it.
 _TOKEN = re.compile(r"[A-Za-z0-9_~@-]{1,128}")

@@ -21,7 +21,7 @@ import trio
 
 from runner import __version__
 from runner.fleet.connection import FleetAddress, connect
-from runner.fleet.crossing import AsyncioThread, open_asyncio_thread
+from runner.fleet.crossing import AsyncioThread, end_tasks, open_asyncio_thread
 from runner.fleet.shelf import RosterShelf
 from runner.fleet.worker import FleetWorker, WorkerOptions
 from runner.ledger.retry import Schedule
@@ -99,12 +99,14 @@ class Node:
             await self._end.wait()
             loop.call_soon_threadsafe(asked.set)
 
-        async def lost() -> None:
+        async def lost(why: str) -> None:
             if not asked.is_set():
-                self._say("the connection to the fleet is lost; calls that run go on, and it is sought")
+                self._say(
+                    f"the connection to the fleet is lost: {why}; calls that run go on, and it is sought"
+                )
 
-        async def back() -> None:
-            self._say("the connection to the fleet is back")
+        async def back(how: str) -> None:
+            self._say(how)
             worker.refresh()
 
         def ready() -> None:
@@ -130,11 +132,9 @@ class Node:
                     await worker.drain(self._options.drain_seconds)
             finally:
                 asked.set()  # the connection is closed, and not lost
-                for task in (end, relaying, working):
-                    task.cancel()
-                results = await asyncio.gather(end, relaying, working, return_exceptions=True)
-            if isinstance(results[2], Exception):
-                raise results[2]
+                await end_tasks(end, relaying, working)
+            if not working.cancelled():
+                working.result()
 
     async def _try_machine(self) -> str:
         """What `runner doctor` says is missing here, or ''."""

@@ -8,13 +8,15 @@ from typing import Any
 
 import nats.errors
 import nats.js.errors
+from nats.js.api import PeerInfo
 
 from runner.fleet import names
 from runner.fleet.client import FleetClient, FleetPlugin, plugins_of
+from runner.fleet.clock import MOST_SECONDS, clock_words
 from runner.fleet.connection import NoFleet, words_of
 from runner.fleet.messages import encode_call, stored_call
 from runner.fleet.shares import FleetShares
-from runner.fleet.streams import NO_STREAMS
+from runner.fleet.streams import NO_STREAMS, get_direct
 from runner.protocol import wire
 from runner.serve.refusal import Refused
 
@@ -40,7 +42,7 @@ async def queues(client: FleetClient) -> dict[str, Any]:
     except nats.js.errors.NotFoundError:
         raise NoFleet(NO_STREAMS.format(names.CALLS)) from None
     except (nats.errors.Error, TimeoutError) as error:
-        raise NoFleet(f"the servers do not tell what waits: {words_of(error)}") from None
+        raise NoFleet(f"the servers do not tell what waits: {words_of(error, client.nc)}") from None
     found += [{**_queue(each), "waiting": 0, "begun": 0, "again": 0} for each in plugins.values()]
     waiting = {each["digest"]: each["waiting"] for each in found}
     return {"at": time.time(), "workers": workers, "queues": found, "waiting": waiting}
@@ -52,19 +54,35 @@ def _queue(plugin: FleetPlugin) -> dict[str, Any]:
 
 
 async def overview(client: FleetClient) -> dict[str, Any]:
-    """`queues`, how full the streams are, and who has how much of them. For operators. Raises NoFleet."""
+    """`queues`, how full the streams are, who has how much of them, and what is wrong with servers and this
+    clock. For operators. Raises NoFleet."""
     found = await queues(client)
     streams = {}
+    copies: dict[str, list[PeerInfo]] = {}  # by server: its copies that are not as they should be
     try:
         for stream in (names.CALLS, names.RECORDS, names.DEAD, names.AUDIT, f"KV_{names.LEDGER}"):
             info = await client.js.stream_info(stream)
             most = {"most_bytes": info.config.max_bytes, "most_messages": info.config.max_msgs}
             streams[stream] = {"messages": info.state.messages, "bytes": info.state.bytes, **most}
+            for each in (info.cluster.replicas if info.cluster is not None else None) or ():
+                if each.offline or not each.current:
+                    copies.setdefault(each.name or "?", []).append(each)
         shares = FleetShares(client.js)
         await shares.read()
     except (nats.errors.Error, TimeoutError) as error:
         raise NoFleet(f"the servers do not tell how full the streams are: {words_of(error)}") from None
-    return {**found, "streams": streams, "submitters": shares.used()}
+    faults = [_server_words(name, copies[name]) for name in sorted(copies)]
+    if client.behind > MOST_SECONDS:
+        faults.append(f"the clock of this machine is {clock_words(-client.behind)}, or more")
+    return {**found, "streams": streams, "submitters": shares.used(), "faults": faults}
+
+
+def _server_words(name: str, copies: list[PeerInfo]) -> str:
+    streams = f"{len(copies)} stream{'s' * (len(copies) != 1)}"
+    if any(each.offline for each in copies):
+        return f"the NATS server {name} is away: it has a copy of {streams}"
+    silent = max((each.active or 0) / 1e9 for each in copies)
+    return f"the NATS server {name} was last heard {silent:.0f} s ago, or lags: its copy of {streams} is old"
 
 
 async def remove_waiting(client: FleetClient, user: str) -> None:
@@ -84,7 +102,7 @@ async def dead_letters(client: FleetClient) -> list[dict[str, Any]]:
     try:
         info = await client.js.stream_info(names.DEAD, subjects_filter=">")
         found = [
-            await client.js.get_msg(names.DEAD, subject=subject, direct=True)
+            await get_direct(client.js, names.DEAD, subject)
             for subject in sorted(info.state.subjects or {})[:_MOST_LETTERS]
         ]
     except nats.js.errors.NotFoundError:
@@ -123,7 +141,7 @@ async def dead_letter(client: FleetClient, word: str) -> dict[str, Any]:
     if not names.is_token(user) or not names.is_token(key):
         raise Refused(400, "invalid_letter", f"{word[:200]!a} is not the name of a dead letter: USER.ID")
     try:
-        found = await client.js.get_msg(names.DEAD, subject=names.dead(user, key), direct=True)
+        found = await get_direct(client.js, names.DEAD, names.dead(user, key))
     except nats.js.errors.NotFoundError:
         hint = "runner ctl dead lists them"
         raise Refused(404, "no_such_letter", f"there is no dead letter {word}", hint) from None

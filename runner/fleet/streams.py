@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import nats.errors
@@ -13,6 +14,7 @@ from nats.js.api import (
     AckPolicy,
     ConsumerConfig,
     DiscardPolicy,
+    RawStreamMsg,
     RetentionPolicy,
     StorageType,
     StreamConfig,
@@ -26,6 +28,8 @@ from sandbox.speed.value import NamedTuple
 _DAY = 86400.0
 _MOST_KEYS = 2000
 _PAUSE_SECONDS = 0.5
+_DIRECT_SECONDS = (0.5, 0.5, 1.0, 1.0, 2.0)  # for each try
+_AT_ONCE = 32  # messages that are asked for
 _SAFE_IN_CLUSTERS = (2, 10)
 NO_STREAMS = "the servers have no stream {}; make it with runner ctl init --fleet URL"
 
@@ -86,11 +90,22 @@ def stream_configs(sizes: FleetSizes) -> list[StreamConfig]:
     ]
 
 
+def store_words(configs: Sequence[StreamConfig]) -> str:
+    """What the servers set aside when the streams are made."""
+    sizes = {StorageType.FILE: 0, StorageType.MEMORY: 0}
+    for each in configs:
+        sizes[each.storage or StorageType.FILE] += each.max_bytes or 0
+    disk, memory = (-(-size >> 20) for size in sizes.values())
+    return f"{disk} MiB of disk (max_file_store) and {memory} MiB of memory (max_memory_store)"
+
+
 async def make_streams(nc: NatsClient, sizes: FleetSizes) -> list[str]:
-    """Make what is missing, and change what differs. Returns a line about each, and one about servers that
-    are too old. Raises NoFleet."""
+    """Make what is missing, and change what differs. Returns a line about each, one about the room that they
+    take, and one about servers that are too old. Raises NoFleet."""
     js, told, replicas = nc.jetstream(timeout=API_SECONDS), [], sizes.replicas
-    for config in stream_configs(sizes):
+    configs = stream_configs(sizes)
+    room = store_words(configs)
+    for config in configs:
         name = config.name or ""
         try:
             try:
@@ -102,8 +117,9 @@ async def make_streams(nc: NatsClient, sizes: FleetSizes) -> list[str]:
             await (js.update_stream if there else js.add_stream)(config)
             told.append(f"{name}: {'there' if there else 'made'}")
         except (nats.errors.Error, TimeoutError) as error:
-            hint = "are as many servers as --replicas says up, and has each room (max_file_store)?"
+            hint = f"are as many servers as --replicas says up, and has each {room}?"
             raise NoFleet(f"the stream {name} cannot be made: {words_of(error)}; {hint}") from None
+    told.append(f"room: the streams take up to {room} of each server that has them")
     found = nc.connected_server_version
     if (replicas or 1) > 1 and (found.major, found.minor) < _SAFE_IN_CLUSTERS:
         told.append(
@@ -147,14 +163,38 @@ def consumer_config(digest: str) -> ConsumerConfig:
 async def read_bucket(js: JetStreamContext, bucket: str, *, direct: bool = True) -> dict[str, bytes]:
     """What is in a small bucket, by key. `direct`: from any server, which may not have the last change yet.
     Raises nats.errors.Error and TimeoutError."""
-    prefix = names.entry(bucket, "")
-    info = await js.stream_info(f"KV_{bucket}", subjects_filter=">")
-    found = {}
-    for subject in sorted(info.state.subjects or {})[:_MOST_KEYS]:
+    return {key: message.data or b"" for key, message in (await read_messages(js, bucket, direct)).items()}
+
+
+async def read_messages(js: JetStreamContext, bucket: str, direct: bool) -> dict[str, RawStreamMsg]:
+    """As `read_bucket`, with the time at which the servers stored each."""
+    stream, prefix = f"KV_{bucket}", names.entry(bucket, "")
+
+    async def read(subject: str) -> RawStreamMsg | None:
         try:
-            message = await js.get_msg(f"KV_{bucket}", subject=subject, direct=direct)
+            found = await (get_direct(js, stream, subject) if direct else js.get_msg(stream, subject=subject))
         except nats.js.errors.NotFoundError:
-            continue
-        if not (message.headers or {}).get("KV-Operation"):
-            found[subject.removeprefix(prefix)] = message.data or b""
-    return found
+            return None
+        return None if (found.headers or {}).get("KV-Operation") else found
+
+    info = await js.stream_info(stream, subjects_filter=">")
+    subjects = sorted(info.state.subjects or {})[:_MOST_KEYS]
+    messages: list[RawStreamMsg | None] = []
+    while len(messages) < len(subjects):
+        some = subjects[len(messages) : len(messages) + _AT_ONCE]
+        messages += await asyncio.gather(*map(read, some))
+    pairs = zip(subjects, messages, strict=True)
+    return {subject.removeprefix(prefix): found for subject, found in pairs if found is not None}
+
+
+async def get_direct(js: JetStreamContext, stream: str, subject: str) -> RawStreamMsg:
+    """The last message of a subject, from any server. Servers pass such questions on to one that has stopped
+    until they notice that (after 85 s, if nobody told them to look more often), so that one without an answer
+    is asked again. Raises nats.errors.Error and TimeoutError."""
+    for seconds in _DIRECT_SECONDS:
+        try:
+            async with asyncio.timeout(seconds):
+                return await js.get_msg(stream, subject=subject, direct=True)
+        except TimeoutError:
+            pass
+    raise TimeoutError("timeout")

@@ -22,9 +22,10 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
 from runner.fleet import names
-from runner.fleet.connection import Connected, NoFleet
-from runner.fleet.crossing import AsyncioThread, CancelledOnTrio
-from runner.fleet.entries import FleetLedger, Held, LedgerEntry, LedgerFull
+from runner.fleet.clock import FleetClock, Now
+from runner.fleet.connection import Connected, NoFleet, server_words, tells_full_disk
+from runner.fleet.crossing import AsyncioThread, CancelledOnTrio, end_tasks
+from runner.fleet.entries import FleetLedger, Held, LedgerEntry, LedgerFull, is_disk_full
 from runner.fleet.messages import BadMessage, FleetCall, decode_call
 from runner.fleet.shares import DEAD, LEDGER, FleetShares, SharedRoom
 from runner.fleet.shelf import Offer, Performed, PluginShelf, repeat_of
@@ -44,6 +45,7 @@ _SHARE_BEATS = 12  # between readings of all shares; a change is told at once
 _MOST_FETCHED = 32  # at once
 _MOST_CANCELLED = 1000  # calls of a user that are not here, and must not begin when they come
 _MOST_USERS = 1000
+_MOST_COPY = 32  # characters
 _MOST_REASON = 1000  # characters
 _MOST_KEPT_BYTES = 768 << 10  # of an input, in a dead letter: NATS takes messages of 1 MiB
 _MOST_PROGRESS = 1000  # of a call
@@ -53,6 +55,8 @@ _TRIAL_SECONDS = 60.0  # between trials of a node that is bad
 _ELSEWHERE_SECONDS = 2.0
 _ASK_SECONDS = 2.0
 _NODE = ("launch_failed", "sandbox_unavailable")
+_TRIAL_BYTES = 4096  # a block of most disks
+_DISK_FULL = "the disk of a NATS server ({}) is full, so that no durable call is stored or begins"
 _FULL = "the ledger of the fleet is nearly full, so that no durable call begins"
 
 WorkerState = Literal["ready", "drained", "draining", "bad"]
@@ -67,6 +71,7 @@ class WorkerOptions(NamedTuple):
     version: str = ""
     schedule: Schedule = Schedule(names.MOST_ATTEMPTS, first_seconds=10.0)
     trial: Callable[[], Awaitable[str]] | None = None  # on trio: what is wrong with this machine, or ''
+    now: Now = time.time  # this machine's clock
 
 
 class _Running:
@@ -109,7 +114,8 @@ class FleetWorker:
         self._state: WorkerState = "ready"
         self._reason = ""
         self.remark = ""  # what else people should know, while nothing is wrong with the worker itself
-        self._since = time.time()
+        self._clock = FleetClock(options.now)
+        self._since = self._clock.now()
         self._running: dict[tuple[str, str], _Running] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._cancelled: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()  # by user
@@ -123,8 +129,11 @@ class FleetWorker:
         self._changed = asyncio.Event()  # what is offered, or how many places are free
         self._due = asyncio.Event()  # there may be durable calls
         self._flagged = asyncio.Event()
+        self._doubted = asyncio.Event()  # the clock, before it is compared as usual
         self._consumers: set[str] = set()
         self._has_room = True  # in the ledger
+        self._disk_fault = ""
+        self._leader = server_words(bus.nc)  # the server that has the ledger
         self._launch_failures = 0
         self._counts = {"done": 0, "late": 0}  # late: it was taken for dead, and its end came after another
 
@@ -144,6 +153,7 @@ class FleetWorker:
         await self._read_flags()
         await self._shares.read()
         await self._measure_rooms()
+        await self._require_clock()  # before it offers anything
         self.refresh()
         await self._subscribe()
         await self._show()
@@ -153,13 +163,18 @@ class FleetWorker:
             self._keep_subscribed(),
             self._fetch_all(),
             self._beat(),
+            self._follow_clock(),
             self._follow_ledger(),
             self._follow_flags(),
             self._try_node(),
         )
-        async with asyncio.TaskGroup() as group:
-            for each in loops:
-                group.create_task(each)
+        tasks = [asyncio.ensure_future(each) for each in loops]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for each in done:
+                each.result()
+        finally:
+            await end_tasks(*tasks)
 
     def refresh(self) -> None:
         """What may run here may have changed."""
@@ -194,7 +209,14 @@ class FleetWorker:
 
     @property
     def _takes(self) -> bool:
-        return self._state == "ready"
+        if self._clock.was_set:
+            self._doubted.set()
+        return self._state == "ready" and self._clock.is_right
+
+    @property
+    def _stores(self) -> bool:
+        """Whether durable calls may begin."""
+        return self._takes and self._has_room and not self._disk_fault
 
     def _start(self, work: Coroutine[Any, Any, None], key: tuple[str, str]) -> None:
         async def whole() -> None:
@@ -217,7 +239,6 @@ class FleetWorker:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(names.BEAT_SECONDS)
-            await self._show()
             for running in list(self._running.values()):
                 if running.message is not None:
                     await _quietly(running.message.in_progress())
@@ -228,6 +249,8 @@ class FleetWorker:
         """Not in `_beat`: signs of life do not wait for an answer."""
         for number in count(1):
             await self._shares.tell()
+            if number % _SHARE_BEATS == 1 or self._disk_fault:
+                await self._try_disk()
             if number % _SHARE_BEATS == 0:
                 await self._shares.read()  # of what was changed, something may not have been heard
                 self._told_full.clear()
@@ -241,6 +264,8 @@ class FleetWorker:
             info = await self._js.stream_info(f"KV_{names.LEDGER}")
         except (nats.errors.Error, TimeoutError):
             return
+        if info.cluster is not None and info.cluster.leader:
+            self._leader = info.cluster.leader
         had, most = self._has_room, info.config.max_bytes or 0
         self._shares.measured(LEDGER, most)
         self._shares.measured(DEAD, letters.config.max_bytes or 0)
@@ -249,6 +274,23 @@ class FleetWorker:
             self._say(f"{_FULL}; runner ps --fleet shows how full it is")
         elif self._has_room and not had:
             self._due.set()
+
+    async def _try_disk(self) -> None:
+        """Write a little to it. Nobody else may notice: a submission that is refused does not come here."""
+        if not tells_full_disk(self._nc):
+            return
+        fault, subject = "", names.entry(names.LEDGER, f"{names.TRIAL}.{self._options.name}")
+        try:
+            await self._js.publish(subject, bytes(_TRIAL_BYTES))
+        except (nats.errors.Error, TimeoutError) as error:
+            if not is_disk_full(error):
+                return
+            fault = _DISK_FULL.format(self._leader)
+        had, self._disk_fault = self._disk_fault, fault
+        if bool(had) != bool(fault):
+            self._say(f"{fault}; make room there" if fault else "the disk of the NATS server has room again")
+            self._due.set()
+            await self._show()
 
     def presence(self) -> dict[str, Any]:
         held = {
@@ -265,20 +307,28 @@ class FleetWorker:
         return {
             "worker": self._options.name,
             "version": self._options.version,
-            "state": self._state,
-            "reason": self._reason or ("" if self._has_room else _FULL) or self.remark,
+            "state": "bad" if self._state == "ready" and self._clock.fault else self._state,
+            "reason": self._reason
+            or self._clock.fault
+            or self._disk_fault
+            or ("" if self._has_room else _FULL)
+            or self.remark,
             "slots": self._options.slots,
             "running": len(self._running),
             "since": self._since,
-            "at": time.time(),
+            "at": self._clock.now(),
             "done": self._counts["done"],
             "late": self._counts["late"],
             "plugins": plugins,
         }
 
-    async def _show(self) -> None:
+    async def _show(self) -> int | None:
+        """Returns the number of the message, or None if no server says that it has it."""
         raw = json.dumps(self.presence()).encode()
-        await _quietly(self._js.publish(names.entry(names.WORKERS, self._options.name), raw))
+        try:
+            return (await self._js.publish(names.entry(names.WORKERS, self._options.name), raw)).seq
+        except (nats.errors.Error, TimeoutError):
+            return None
 
     async def _forget(self) -> None:
         """It is not listed any more."""
@@ -286,7 +336,7 @@ class FleetWorker:
         await _quietly(self._js.publish(subject, b"", headers={"KV-Operation": "DEL"}))
 
     async def _audit(self, what: str, detail: Mapping[str, Any]) -> None:
-        row = {"at": time.time(), "worker": self._options.name, "what": what, **detail}
+        row = {"at": self._clock.now(), "worker": self._options.name, "what": what, **detail}
         await _quietly(self._js.publish(names.audit(self._options.name), json.dumps(row).encode()))
 
     async def _on_flag(self, message: Msg) -> None:
@@ -329,6 +379,56 @@ class FleetWorker:
         return {
             each: offer for each, offer in self._offers.items() if f"quarantine.{each}" not in self._flags
         }
+
+    # --- its clock ------------------------------------------------------------------------------------------
+
+    async def _require_clock(self) -> None:
+        """Raises NoFleet if it cannot be compared with the servers'."""
+        last = time.monotonic() + _BEGIN_SECONDS
+        while not await self._compare_clock():
+            if time.monotonic() > last:
+                hint = "has this user the permissions of this version (policies/nats/fleet.conf)?"
+                raise NoFleet(f"the servers do not tell when they stored that this worker is here; {hint}")
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _follow_clock(self) -> None:
+        """Say every few seconds that this worker is here. The clock is compared by that message."""
+        while True:
+            try:
+                async with asyncio.timeout(names.BEAT_SECONDS):
+                    await self._doubted.wait()
+            except TimeoutError:
+                pass
+            self._doubted.clear()
+            await self._compare_clock()
+
+    async def _compare_clock(self) -> bool:
+        """Returns whether that was possible. If it was not, what is known counts."""
+        sent, subject = time.monotonic(), names.entry(names.WORKERS, self._options.name)
+        if (number := await self._show()) is None:
+            return False
+        try:
+            # From the leader: another server might still have the one before. A later one is also ours.
+            found = await self._js.get_msg(f"KV_{names.WORKERS}", subject=subject)
+        except (nats.errors.Error, TimeoutError):
+            return False
+        if found.time is None or (found.seq or 0) < number:
+            return False
+        had, doubted = self._clock.fault, self._clock.was_set
+        self._clock.compare(found.time.timestamp(), sent)
+        fault = self._clock.fault
+        if bool(had) != bool(fault):
+            self._say(
+                f"{fault}; set it (NTP)"
+                if fault
+                else "the clock of its machine is right: it takes calls again"
+            )
+            await self._audit("bad" if fault else "good", {"reason": fault})
+            await self._show()
+        if doubted or bool(had) != bool(fault):
+            self._changed.set()
+            self._due.set()
+        return True
 
     # --- a bad node -----------------------------------------------------------------------------------------
 
@@ -404,6 +504,8 @@ class FleetWorker:
 
     async def _on_cancel(self, message: Msg) -> None:
         user, key = message.subject.split(".")[-2:]
+        if message.data:  # only this copy of a waited call, which is not here
+            key = _copy(key, message.data.decode("ascii", "replace"))
         if (found := self._running.get((user, key))) is not None:
             found.cancel(_CANCELLED)
         else:
@@ -421,12 +523,14 @@ class FleetWorker:
             return  # nobody waits for it
         offer = self._served().get(hexadecimal)
         try:
-            call = decode_call(message.data, time.time())
+            call = decode_call(message.data, self._clock.now())
         except BadMessage as bad:
             outcome = Outcome("invalid_call", "call", str(bad))
             await self._answer(message, CallAnswer(STATUS[outcome.code], outcome_error(outcome)))
             return
         place = user, call.key
+        if self._was_cancelled(user, _copy(call.key, (message.headers or {}).get(names.COPY, ""))):
+            return  # another copy took its place
         if offer is None or self._free <= 0 or place in self._running:
             outcome = Outcome(
                 "overloaded", "call", "all places of this worker are taken", "no_slot", "call again"
@@ -439,7 +543,7 @@ class FleetWorker:
     async def _serve_waited(self, message: Msg, user: str, call: FleetCall, offer: Offer) -> None:
         running = self._running[user, call.key]
         await self._say_that_it_runs(message.reply)
-        began = time.time()
+        began = self._clock.now()
         done = self._refusal(user, call, offer)
         if done is None:
             done = await self._perform(running, user, call, offer, None)
@@ -467,7 +571,7 @@ class FleetWorker:
             outcome = Outcome("invalid_call", "call", message)
         elif self._was_cancelled(user, call.key):
             outcome = _CANCELLED
-        elif call.deadline <= time.time():
+        elif call.deadline <= self._clock.now():
             outcome = _LATE
         if outcome is None:
             return None
@@ -490,7 +594,7 @@ class FleetWorker:
             loop.call_soon_threadsafe(self._tell_progress, running, user, call.key, value)
 
         if call.seconds is not None:
-            call = call._replace(seconds=max(0.0, min(call.seconds, call.deadline - time.time())))
+            call = call._replace(seconds=max(0.0, min(call.seconds, call.deadline - self._clock.now())))
         running.inner = loop.create_task(
             self._thread.on_trio(self._shelf.perform, offer, call, user, attempt, on_progress)
         )
@@ -535,7 +639,7 @@ class FleetWorker:
             "attempt": attempt,
             "effect": self._shelf.effect(offer, call.tool),
             "began": began,
-            "ended": time.time(),
+            "ended": self._clock.now(),
             "code": done.outcome.code,
             "cause": done.outcome.cause,
             "input_digest": given.digest,
@@ -551,7 +655,7 @@ class FleetWorker:
         while True:
             self._due.clear()
             for offer in self._served().values():
-                while self._takes and self._has_room and (places := min(self._free, _MOST_FETCHED)) > 0:
+                while self._stores and (places := min(self._free, _MOST_FETCHED)) > 0:
                     if await self._fetch(offer, places) < places:
                         break
             try:
@@ -594,7 +698,7 @@ class FleetWorker:
             await _quietly(message.nak(_POLL_SECONDS))
             return
         try:
-            call = decode_call(message.data, time.time())
+            call = decode_call(message.data, self._clock.now())
         except BadMessage as bad:
             await self._bury_bad(message, user, offer, str(bad))
             return
@@ -612,7 +716,7 @@ class FleetWorker:
     async def _bury_bad(self, message: Msg, user: str, offer: Offer, why: str) -> None:
         key = f"bad~{message.metadata.sequence.stream}"
         letter = {"id": key, "user": user, "plugin": offer.name, "digest": offer.digest, "reason": why}
-        raw = json.dumps({**letter, "at": time.time()}).encode()
+        raw = json.dumps({**letter, "at": self._clock.now()}).encode()
         if self._within_share(user, DEAD, len(raw)):
             try:
                 await self._js.publish(names.dead(user, key), raw)
@@ -639,6 +743,7 @@ class FleetWorker:
         try:
             held = await self._begin(running, user, call, offer)
         except LedgerFull as full:
+            await self._try_disk()
             self._say(f"the ledger of the fleet takes no entry, so the call {call.id} does not begin: {full}")
             await self._later(running, names.BEAT_SECONDS)
             return
@@ -682,7 +787,7 @@ class FleetWorker:
             return _ELSEWHERE_SECONDS if busy or attempt < names.MOST_ATTEMPTS else None
         if done.fate == "retry" and call.retry:
             due = next_try(self._options.schedule, attempt, 0.0, secrets.randbelow(1000) / 1000)
-            return None if due is None or time.time() + due > call.deadline else due
+            return None if due is None or self._clock.now() + due > call.deadline else due
         return None
 
     async def _begin(self, running: _Running, user: str, call: FleetCall, offer: Offer) -> Held | None:
@@ -691,7 +796,7 @@ class FleetWorker:
         last, attempt = 0, 1
         while True:
             mine = LedgerEntry(
-                "began", self._options.name, nonce, attempt, offer.name, call.tool, time.time()
+                "began", self._options.name, nonce, attempt, offer.name, call.tool, self._clock.now()
             )
             held = await self._ledger.write(user, call.key, mine, last)
             if held is not None:
@@ -759,7 +864,7 @@ class FleetWorker:
             plugin=held.entry.plugin or offer.name,
             tool=held.entry.tool or call.tool,
             nonce=held.entry.nonce if held.entry.worker == self._options.name else secrets.token_hex(12),
-            ended=time.time(),
+            ended=self._clock.now(),
             status=done.answer.status,
             document=done.answer.document,
             record=self._record(user, call, offer, done, held.entry.began, held.entry.attempt),
@@ -794,6 +899,10 @@ class FleetWorker:
         await _quietly(self._nc.publish(names.done(user, call.key), b""))
         if running.message is not None:
             await _quietly(running.message.ack())
+
+
+def _copy(key: str, word: str) -> str:
+    return f"{key}.{word[:_MOST_COPY]}"
 
 
 def _has_inbox(message: Msg) -> bool:

@@ -87,6 +87,8 @@ def _show_fleet(args: argparse.Namespace) -> int:
     ):
         print_table(titles, rows)
         print()
+    for fault in found["faults"]:
+        print(printable(fault))
     return 0
 
 

@@ -32,11 +32,13 @@ def free_ports(count: int) -> list[int]:
 
 
 class Bus:
-    """One server, or a cluster."""
+    """One server, or a cluster. `disk`: the bytes of a disk of its own, that no other process sees."""
 
-    def __init__(self, folder: Path, count: int = 1, extra: str = "", scheme: str = "nats") -> None:
+    def __init__(
+        self, folder: Path, count: int = 1, extra: str = "", scheme: str = "nats", disk: int = 0
+    ) -> None:
         assert NATS_SERVER is not None
-        self._folder, self._extra, self._scheme = folder, extra, scheme
+        self._folder, self._extra, self._scheme, self._disk = folder, extra, scheme, disk
         numbers = free_ports(3 * count)
         self.ports = numbers[:count]
         self._routes, self._monitors = numbers[count : 2 * count], numbers[2 * count :]
@@ -56,15 +58,35 @@ class Bus:
             cluster = f'cluster {{ name: fleet, listen: "{listen}", routes: [{routes}] }}\n'
         config = folder / "nats.conf"
         config.write_text(
-            f'server_name: n{number}\nlisten: "127.0.0.1:{self.ports[number]}"\n'
+            f'pid_file: "{folder}/pid"\nserver_name: n{number}\nlisten: "127.0.0.1:{self.ports[number]}"\n'
             f'http: "127.0.0.1:{self._monitors[number]}"\n'
             f'jetstream {{ store_dir: "{folder}/js", max_file_store: 4G, max_memory_store: 512M }}\n'
             f"{cluster}{self._extra}\n"
         )
+        store = folder / "js"
+        store.mkdir(exist_ok=True)
+        caged = ("bwrap", "--die-with-parent", "--dev-bind", "/", "/")
+        own = ("--size", str(self._disk), "--tmpfs", str(store), "--")
         with open(folder / "log", "ab") as log:
             self.processes[number] = subprocess.Popen(
-                [str(NATS_SERVER), "-c", str(config)], stdout=log, stderr=log
+                [*(caged + own if self._disk else ()), str(NATS_SERVER), "-c", str(config)],
+                stdout=log,
+                stderr=log,
             )
+
+    def fill_disk(self, number: int = 0) -> Path:
+        """Fill the disk of a server's own. Returns what to remove."""
+        folder = self._folder / f"nats{number}"
+        own = Path(f"/proc/{(folder / 'pid').read_text().strip()}/root{folder}/js")
+        assert own.stat().st_dev != folder.stat().st_dev, "it is the disk of this machine"
+        with open(own / "filler", "wb", buffering=0) as file:
+            left = 2 * self._disk
+            for size in (1 << 16, 4096, 1):
+                with contextlib.suppress(OSError):
+                    while left > 0:
+                        left -= file.write(bytes(size)) or 0
+        assert left > 0, "it took more than it has"
+        return own / "filler"
 
     def kill(self, number: int = 0) -> None:
         process = self.processes[number]
@@ -100,10 +122,10 @@ class Bus:
         return asyncio.run(make())
 
 
-def _started(folder: Path, count: int, extra: str, scheme: str) -> Bus:
+def _started(folder: Path, count: int, extra: str, scheme: str, disk: int) -> Bus:
     """Servers that are ready. Somebody else may take a port that was free, so that it is tried again."""
     for last in (False, False, True):
-        bus = Bus(folder, count, extra, scheme)
+        bus = Bus(folder, count, extra, scheme, disk)
         for number in range(count):
             bus.start(number)
         try:
@@ -119,10 +141,10 @@ def _started(folder: Path, count: int, extra: str, scheme: str) -> Bus:
 
 @contextlib.contextmanager
 def bus_in(
-    folder: Path, count: int = 1, extra: str = "", *, make: bool = True, scheme: str = "nats"
+    folder: Path, count: int = 1, extra: str = "", *, make: bool = True, scheme: str = "nats", disk: int = 0
 ) -> Iterator[Bus]:
     folder.mkdir(exist_ok=True)
-    bus = _started(folder, count, extra, scheme)
+    bus = _started(folder, count, extra, scheme, disk)
     try:
         if make:
             bus.make()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,7 +12,7 @@ import trio
 
 from runner.fleet.client import FleetClient, FleetPlugin, new_call, open_client
 from runner.fleet.connection import connect, read_address
-from runner.fleet.crossing import AsyncioThread, open_asyncio_thread
+from runner.fleet.crossing import AsyncioThread, end_tasks, open_asyncio_thread
 from runner.fleet.messages import FleetCall
 from runner.fleet.shelf import Offer, OnProgress, Performed
 from runner.fleet.worker import FleetWorker, WorkerOptions
@@ -20,6 +21,7 @@ from runner.outcome import Outcome
 from runner.serve.desk import CallAnswer
 from runner.serve.refusal import STATUS, outcome_error
 
+_ACT_SECONDS = 120
 QUICK = Schedule(attempts=3, first_seconds=0.01, jitter=0.0)
 EFFECTS = {"read": "read_only", "put": "idempotent_write", "pay": "non_idempotent_write"}
 
@@ -70,9 +72,8 @@ class Functions:
 class Inside:
     """On asyncio: a client, and workers that are started and cut off."""
 
-    def __init__(self, url: str, thread: AsyncioThread, client: FleetClient) -> None:
-        self.url, self.thread, self.client = url, thread, client
-        self.said: list[str] = []
+    def __init__(self, url: str, thread: AsyncioThread, client: FleetClient, said: list[str]) -> None:
+        self.url, self.thread, self.client, self.said = url, thread, client, said
 
     @asynccontextmanager
     async def worker(
@@ -91,8 +92,7 @@ class Inside:
             finally:
                 self.thread._soon(shelf.go.set)
                 await worker.drain(30)
-                task.cancel()
-                await asyncio.gather(task, waiting, return_exceptions=True)
+                await end_tasks(task, waiting)
 
     async def durable(self, shelf: Functions, tool: str, given: Any = None, **options: Any) -> CallAnswer:
         call = new_call(shelf.offer.name, tool, given, **options)
@@ -114,9 +114,25 @@ def inside(url: str, act: Callable[[Inside], Awaitable[Any]]) -> Any:
     """Run it on asyncio, in a thread beside trio, as the product does."""
 
     async def on_asyncio(thread: AsyncioThread) -> Any:
-        # A call that nobody ends would be waited for until its deadline.
-        async with asyncio.timeout(180), open_client(read_address(url), stays=True) as client:
-            return await act(Inside(url, thread, client))
+        said: list[str] = []
+        stacks = io.StringIO()
+
+        def look() -> None:
+            for task in asyncio.all_tasks():
+                task.print_stack(file=stacks)
+
+        # A call that nobody ends would be waited for until its deadline. The rest of a test's bound is for
+        # workers that drain while servers do not answer.
+        looking = asyncio.get_running_loop().call_later(_ACT_SECONDS - 1, look)
+        opening = open_client(read_address(url), say=said.append, stays=True)
+        try:
+            async with asyncio.timeout(_ACT_SECONDS), opening as client:
+                return await act(Inside(url, thread, client, said))
+        except TimeoutError as error:
+            error.add_note(f"{said}\n{stacks.getvalue()}")
+            raise
+        finally:
+            looking.cancel()
 
     async def main() -> Any:
         async with open_asyncio_thread() as thread:

@@ -280,7 +280,7 @@ def test_what_a_programs_own_function_raises_is_raised_to_it(bus: Bus) -> None:
             end = asyncio.Event()
 
             async def work() -> None:
-                async with Inside(bus.url, thread, fleet.client).worker(plain, "progress"):
+                async with Inside(bus.url, thread, fleet.client, []).worker(plain, "progress"):
                     token.run_sync_soon(ready.set)
                     await end.wait()
 
