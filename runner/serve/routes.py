@@ -331,10 +331,7 @@ class Routes:
         return {"id": event.id, "deliveries": [{key: getattr(row, key) for key in shown} for row in rows]}
 
     async def deliveries(self, request: Request) -> Response:
-        word = request.query_params.get("state")
-        state = next((each for each in _STATES if each == word), None)
-        if word is not None and state is None:
-            raise Refused(400, "invalid_query", f"state is one of {', '.join(_STATES)}")
+        state = _state_of(request)
         most = read_most(request.query_params.get("most"))
         rows = await self._ledger.do(LedgerFile.deliveries, state, most, request.query_params.get("after"))
         return Json({"deliveries": [row._asdict() for row in rows], "next": _next(rows, most)})
@@ -362,11 +359,13 @@ class Routes:
         return Json(row._asdict(), 202)
 
     async def remove(self, request: Request) -> Response:
-        row = await self._own_delivery(request)
+        row, state = await self._own_delivery(request), _state_of(request)
         try:
-            row = await self._ledger.do(LedgerFile.remove, row.id, request.scope["state"]["caller"])
+            row = await self._ledger.do(LedgerFile.remove, row.id, request.scope["state"]["caller"], state)
         except DeliveryConflict as conflict:
             hint = "wait until the attempt has ended, or stop the plugin: runner ctl stop NAME"
+            if state is not None:
+                hint = "runner ctl show NAME says how it is; runner ctl remove NAME drops one that waits"
             raise Refused(409, "delivery_conflict", str(conflict), hint) from None
         return Json({"id": row.id, "plugin": row.plugin, "hook": row.hook, "removed": True})
 
@@ -392,6 +391,15 @@ def _require_control_right(caller: str, operation: Operation) -> None:
     if not org_of(caller) and not is_local(caller):
         hint = "send the header Authorization: Bearer TOKEN, with a token of an org"
         raise Refused(403, "org_required", "this is for the operator and for tokens of orgs", hint)
+
+
+def _state_of(request: Request) -> DeliveryState | None:
+    """The state of deliveries that a query names. Raises Refused."""
+    word = request.query_params.get("state")
+    state = next((each for each in _STATES if each == word), None)
+    if word is not None and state is None:
+        raise Refused(400, "invalid_query", f"state is one of {', '.join(_STATES)}")
+    return state
 
 
 def _only_own(request: Request) -> str | None:

@@ -6,10 +6,12 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
+from runner.cli.serving.fleet_option import HELP as HELP_FLEET
+from runner.cli.serving.fleet_option import ask_workers, fleet_verb
 from runner.cli.serving.socket_option import add_socket, connect
 from runner.cli.serving.via import quote, tell_error
 from runner.cli.shared.text import say
-from runner.outcome import EXIT
+from runner.outcome import EXIT, USAGE_ERROR
 from runner.serve.client import NoDaemon
 from sandbox.document.diagnostic import printable
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     import argparse
 
 NAME = "logs"
-HELP = "show what a plugin of a daemon (runner serve) wrote to its stderr"
+HELP = "show what a plugin of a daemon (runner serve) or of a fleet's workers wrote to its stderr"
 EXAMPLE = "runner logs --follow notes"
 
 
@@ -25,9 +27,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the plugin; runner ps lists them")
     parser.add_argument("-f", "--follow", action="store_true", help="go on with what it writes")
     add_socket(parser)
+    parser.add_argument(
+        "--fleet", metavar="URL|FILE", help=f"what it wrote on workers, for operators: {HELP_FLEET}"
+    )
+    parser.add_argument("--worker", metavar="NAME", help="with --fleet: only on this worker")
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.fleet is not None:
+        return fleet_verb(NAME, lambda: _show_fleet(args))
+    if args.worker is not None:
+        say("runner logs: --worker goes with --fleet URL")
+        return USAGE_ERROR
     client = connect(args, NAME)
     if isinstance(client, int):
         return client
@@ -45,6 +56,21 @@ def run(args: argparse.Namespace) -> int:
             say(printable(f"runner logs: {error}"))
             return EXIT["launch_failed"]
     return 0
+
+
+def _show_fleet(args: argparse.Namespace) -> int:
+    """Raises ValueError, Refused and NoFleet."""
+    if args.follow:
+        raise ValueError(
+            "--follow does not go with --fleet: workers send the end of what it wrote; ask again"
+        )
+
+    def tell(worker: str, text: str) -> None:
+        if args.worker is None:  # as tail(1) does
+            _show(f"==> {worker} <==\n")
+        _show(text if text.endswith("\n") or not text else f"{text}\n")
+
+    return ask_workers(NAME, args, tell)
 
 
 def _show(text: str) -> None:

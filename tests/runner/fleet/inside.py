@@ -13,7 +13,7 @@ from runner.fleet.client import FleetClient, FleetPlugin, new_call, open_client
 from runner.fleet.connection import connect, read_address
 from runner.fleet.crossing import AsyncioThread, open_asyncio_thread
 from runner.fleet.messages import FleetCall
-from runner.fleet.shelf import Offer, OnProgress, Performed
+from runner.fleet.shelf import Hold, Offer, OnProgress, Performed
 from runner.fleet.worker import FleetWorker, WorkerOptions
 from runner.ledger.retry import Schedule
 from runner.outcome import Outcome
@@ -29,7 +29,8 @@ class Functions:
 
     def __init__(self, name: str = "plain", digest: str = "d" * 64) -> None:
         self.offer = Offer(name, digest, "mcp", "1", ("event",), ("event",))
-        self.offered = True
+        self.held: dict[str, Hold] = {}
+        self.stderr = ""
         self.ran: list[tuple[str, int | None]] = []  # tool, attempt
         self.at_once = self.most_at_once = 0
         self.begun = trio.Event()
@@ -42,7 +43,17 @@ class Functions:
         return FleetPlugin(self.offer.name, self.offer.digest, durable=self.offer.durable)
 
     def offers(self) -> tuple[Offer, ...]:
-        return (self.offer,) if self.offered else ()
+        return (self.offer,)
+
+    def holds(self) -> dict[str, Hold]:
+        return self.held
+
+    async def logs(self, offer: Offer) -> str:
+        return self.stderr
+
+    async def reset(self, offer: Offer) -> str:
+        self.held = {}
+        return "idle"
 
     def effect(self, offer: Offer, tool: str) -> str:
         return EFFECTS.get(tool, "unknown")
