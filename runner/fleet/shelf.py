@@ -174,9 +174,7 @@ class RosterShelf:
             done = Performed(answer, outcome, "elsewhere" if unknown else "ended")
         if hider:  # no secret of the operator's travels
             hidden = await off_loop_if_large(hider.hide_in, done.answer.document)
-            message, cause = hider.hide(done.outcome.message), hider.hide(done.outcome.cause)
-            outcome = done.outcome._replace(message=message, cause=cause)
-            done = done._replace(answer=done.answer._replace(document=hidden), outcome=outcome)
+            done = done._replace(answer=done.answer._replace(document=hidden))
         return await off_loop_if_large(lambda _: _bounded(call.id, done), done.answer.document)
 
     async def logs(self, offer: Offer) -> str:

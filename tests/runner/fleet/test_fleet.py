@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,18 @@ from runner.exceptions import PluginFailure
 from runner.fleet.client import FleetClient, new_call
 from runner.fleet.library import open_fleet
 from runner.outcome import EXIT
-from tests.conftest import Caller
+from tests.conftest import ROOT, Caller
 from tests.runner.fleet.bus import Bus, ask, working
 from tests.runner.serve.served import Served, serving
 from tests.runner.serve.shelf import SHARES, Shelved, put_example
+from tests.tables import wait_for
 
 pytestmark = [
     pytest.mark.launches,
     pytest.mark.needs("nats"),
     pytest.mark.usefixtures("nothing_left"),
 ]
+SECRET = "s3cr3t-t0ken-0f-the-0perator"
 # Parts of answers that differ from call to call.
 VARYING = re.compile(
     r'"(id|invocation_id|trace_id|tool_execution_id|deadline_at|started_at|ended_at|pid|served)": '
@@ -87,8 +90,7 @@ def test_the_same_answers_cold_at_the_door_and_in_the_fleet(
     shelved = [put_example(contract, f"{contract}9", plugin_dir / "plugins") for contract in SHARES]
     assert len(shelved) == 6
     fails_if_asked(plugin_dir / "plugins/mcp9/server.py")
-    settings = plugin_dir / "settings.toml"
-    settings.write_text("[mcp9]\nnumbers = {respawn = false}\n")  # given up at once
+    settings = put_settings(plugin_dir)
     with working(runner_as, plugin_dir, bus.url, "--settings", str(settings), name="six") as worker:
         with serving(runner_as, plugin_dir, "--fleet", bus.url, config=False) as door:
             for each in shelved:
@@ -122,6 +124,22 @@ def ask_the_door(door: Served) -> None:
     assert row["state"] == "acked", row
 
 
+def put_settings(folder: Path) -> Path:
+    """Two plugins are given up at their first failure, and one of them has a secret."""
+    shutil.copytree(ROOT / "tests/plugins/kaged_quirks", folder / "plugins/kaged_quirks")
+    settings, key = folder / "settings.toml", folder / "key"
+    settings.write_text(
+        "[mcp9]\nnumbers = {respawn = false}\n"
+        '[quirks]\nfolder = "plugins/kaged_quirks"\nsecrets = {token = "@key"}\nnumbers = {respawn = false}\n'
+    )
+    key.write_text(SECRET)
+    for path in (settings, key):
+        path.chmod(0o644)
+    for path in (folder / "plugins/kaged_quirks", *(folder / "plugins/kaged_quirks").rglob("*")):
+        path.chmod(0o755)
+    return settings
+
+
 def fails_if_asked(server: Path) -> None:
     """For one name it writes to its stderr and ends."""
     text = server.read_text()
@@ -148,8 +166,7 @@ def give_up(caller: Caller, url: str, door: Served) -> None:
         shown = json.loads(caller("ps", *fleet, "--json").stdout)
         return [each for each in shown["queues"] if each["plugin"] == "mcp9" and each["held"]]
 
-    while not held():
-        pass
+    assert wait_for(held)
     shown = caller("ps", *fleet).stdout
     assert re.search(r"^mcp9 .* quarantined on six: crashed: .*status 3", shown, re.M), shown
     for given in ((), ("--durable",)):
@@ -161,8 +178,7 @@ def give_up(caller: Caller, url: str, door: Served) -> None:
     assert (status, answer["error"]["code"]) == (503, "quarantined") and "on six" in answer["error"][
         "message"
     ]
-    while door.ask("GET", "/plugins/mcp9")[1]["state"] != "quarantined":
-        pass
+    assert wait_for(lambda: door.ask("GET", "/plugins/mcp9")[1]["state"] == "quarantined")
     logs = caller("logs", *fleet, "mcp9")
     assert (logs.returncode, logs.stdout) == (0, "==> six <==\ncannot open \x1b[31mthe database\n")
     ours, terminal = os.openpty()
@@ -176,9 +192,19 @@ def give_up(caller: Caller, url: str, door: Served) -> None:
     assert b"the database" in text and b"\x1b" not in text
     reset = caller("ctl", "reset", "mcp9", *fleet)
     assert reset.returncode == 0 and reset.stdout in ("six: idle\n", "six: starting\n"), reset
-    while held():
-        pass
+    assert wait_for(lambda: not held())
     assert "Hello, you!" in caller(*call, '{"name": "you"}').stdout
+    # What a plugin writes about its secrets does not travel.
+    spilled = caller("call", *fleet, "quirks", "spill", "--input", '{"then": "exit"}')
+    assert spilled.returncode == EXIT["crashed"], spilled
+    told: list[str] = []
+
+    def is_written() -> bool:
+        told.append(caller("logs", *fleet, "quirks").stdout)
+        return "the token is [secret]" in told[-1]
+
+    assert wait_for(is_written) and SECRET not in "".join(told)
+    assert SECRET not in caller("ps", *fleet, "--json").stdout
 
 
 def ask_by_the_library(url: str) -> None:
