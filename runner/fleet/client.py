@@ -299,7 +299,9 @@ class FleetClient:
                 if time.time() > call.deadline + _GRACE_SECONDS:
                     if entry is None or entry.state != "began":
                         message = "no worker ended the call before its deadline"
-                        if plugin is not None and (why := await self._refusal_of(plugin, call, since)):
+                        if plugin is not None and (
+                            why := await self._refusal_of(plugin, call, time.monotonic())
+                        ):
                             message += f"; {why.document['error']['message']}"
                         return _failed(call, "timeout", "deadline", message)
                     # A call that began in time may take as long as its contract lets it. One that nobody runs

@@ -148,6 +148,10 @@ async def repeat(client: FleetClient, word: str) -> str:
     if call is None or not isinstance(digest, str) or not names.is_token(digest):
         message = "the letter has no call: it was none, or too large to be kept"
         raise Refused(409, "no_call", message, f"runner ctl close {word} --fleet URL closes it")
+    if all(each.digest != digest for each in await client.plugins()):
+        # Nobody would begin it, and nobody would say so.
+        message = f"no worker has the plugin of this letter any more: {digest[:12]}"
+        raise Refused(409, "unknown_plugin", message, "start a worker that has it, or close the letter")
     user = letter["user"]
     span = min(max(call.seconds or 0.0, names.USUAL_SECONDS), names.MOST_SECONDS)
     base = call.id.partition("~again")[0][:_MOST_BASE]
@@ -172,7 +176,7 @@ async def _close(client: FleetClient, letter: dict[str, Any], how: dict[str, str
     """The ledger says that the call is no dead letter any more, so that no worker writes it again. Then the
     audit has the letter's end, and the letter is removed. Raises NoFleet."""
     user, _, key = letter["letter"].partition(".")
-    told = {key: letter.get(key) for key in ("letter", "plugin", "code", "at")}
+    told = {name: str(letter.get(name))[:_MOST_WORDS] for name in ("letter", "plugin", "code")}
     row = {"at": time.time(), "operator": client.address.user, "what": "closed", "dead_letter": told, **how}
     ledger = FleetLedger(client.js)
     try:

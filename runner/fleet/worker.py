@@ -117,7 +117,7 @@ class FleetWorker:
         self._cancelled: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()  # by user
         self._flags: Mapping[str, str] = {}
         self._offers: dict[str, Offer] = {}  # by digest
-        self._shown: Mapping[str, Hold] = {}  # by digest: what the fleet knows
+        self._told_holds: Mapping[str, Hold] = {}  # by digest
         self._subscriptions: dict[str, list[Subscription]] = {}  # by digest
         self._calling: set[Subscription] = set()  # to calls, until they are drained
         self._pull: _Pull | None = None  # one at a time
@@ -291,7 +291,6 @@ class FleetWorker:
         }
 
     async def _show(self) -> None:
-        self._shown = self._shelf.holds()
         raw = json.dumps(self.presence()).encode()
         await _quietly(self._js.publish(names.entry(names.WORKERS, self._options.name), raw))
 
@@ -357,7 +356,10 @@ class FleetWorker:
             if what == "logs":
                 told = {"text": await self._thread.on_trio(self._shelf.logs, offer)}
             else:
-                told = {"state": await self._thread.on_trio(self._shelf.reset, offer)}
+                state = await self._thread.on_trio(self._shelf.reset, offer)
+                if (why := self._flags.get(f"quarantine.{mark}")) is not None:
+                    state = f"{state}, and held by an operator until runner ctl release: {why}"
+                told = {"state": state}
                 await self._audit("reset", {"plugin": offer.name, "digest": mark})
                 self.refresh()
         except (UnknownPlugin, CancelledOnTrio) as gone:
@@ -407,9 +409,10 @@ class FleetWorker:
 
     async def _tell_holds(self) -> None:
         """Before it unsubscribes: who finds nobody then looks why."""
-        before, now = self._shown, self._shelf.holds()
+        before, now = self._told_holds, self._shelf.holds()
         if before == now:
             return
+        self._told_holds = now
         await self._show()
         for mark in (each for each in now if before.get(each) != now[each]):
             name = self._offers[mark].name if mark in self._offers else ""

@@ -187,8 +187,8 @@ def give_up(caller: Caller, url: str, door: Served) -> None:
         os.close(terminal)
         text = b""
         with process, contextlib.suppress(OSError):  # of a terminal that nobody has open any more
-            while part := screen.read(4096):
-                text += part
+            while piece := screen.read(4096):
+                text += piece
     assert b"the database" in text and b"\x1b" not in text
     reset = caller("ctl", "reset", "mcp9", *fleet)
     assert reset.returncode == 0 and reset.stdout in ("six: idle\n", "six: starting\n"), reset

@@ -183,7 +183,12 @@ def test_dead_letters_of_another_shape(bus: Bus) -> None:
         for key in ("list", "deep", "call", "digest"):
             with pytest.raises(Refused, match="no call"):
                 await operate.repeat(it.client, f"shapes.{key}")
+        with pytest.raises(Refused, match="no worker has the plugin"):
+            await operate.repeat(it.client, "shapes.user")
+        there = {"worker": "shapes", "state": "ready", "plugins": [{"name": "plain", "digest": "d"}]}
+        await js.publish(names.entry(names.WORKERS, "shapes"), json.dumps(there).encode())
         again = await operate.repeat(it.client, "shapes.user")
+        await js.publish(names.entry(names.WORKERS, "shapes"), b"", headers={"KV-Operation": "DEL"})
         assert len(again) <= 256
         assert "shapes.user" not in [each["letter"] for each in await operate.dead_letters(it.client)]
         info = await js.stream_info(names.CALLS, subjects_filter="runner.durable.shapes.d")

@@ -11,7 +11,7 @@ from nats.aio.msg import Msg
 
 from runner.fleet import names, operate
 from runner.fleet.client import FleetPlugin, PluginHold, new_call, presence_of
-from runner.fleet.messages import encode_call
+from runner.fleet.messages import FleetCall, encode_call
 from runner.fleet.shelf import Hold, Offer
 from runner.lifecycle.feed import LOG_BYTES
 from runner.outcome import Outcome
@@ -52,7 +52,16 @@ def test_a_plugin_that_was_given_up_is_seen_and_reset(bus: Bus, monkeypatch: pyt
     async def act(it: Inside) -> None:
         one, other = pair()
         one.stderr, other.stderr = "cannot open the database\n", "x"
-        client, plugin, read = it.client, one.plugin, lambda: new_call("plain", "read")
+        client, plugin = it.client, one.plugin
+        audited: list[Msg] = []
+
+        async def note(message: Msg) -> None:
+            audited.append(message)
+
+        def read() -> FleetCall:
+            return new_call("plain", "read")
+
+        await client.nc.subscribe(names.audit("g1"), cb=note)
         async with it.worker(one, "g1") as first, it.worker(other, "g2") as second:
             await hold(it, first, one)
             # The other one takes its calls.
@@ -94,6 +103,14 @@ def test_a_plugin_that_was_given_up_is_seen_and_reset(bus: Bus, monkeypatch: pyt
             await hold(it, second, other)
             late = await client.call(plugin, new_call("plain", "read", seconds=0.0), durable=True)
             assert "quarantined on g1" in late.document["error"]["message"], late
+            await operate.set_flag(client, f"quarantine.{plugin.digest}", "it is searched for")
+            await it.until(lambda: f"quarantine.{plugin.digest}" in second._flags)
+            told, _ = await asked(it, "reset", one, "g2")
+            assert "until runner ctl release: it is searched for" in told["g2"]
+            await operate.set_flag(client, f"quarantine.{plugin.digest}", None)
+        rows = [json.loads(each.data) for each in audited]
+        assert {"held", "reset"} <= {row["what"] for row in rows}
+        assert WHY in {row.get("reason") for row in rows}
 
     inside(bus.url, act)
 
