@@ -129,6 +129,9 @@ class FleetWorker:
         self._consumers: set[str] = set()
         self._has_room = True  # in the ledger
         self._launch_failures = 0
+        # The loops of `run` look at it: asyncio.wait_for of Python 3.11 loses a cancellation that comes
+        # with an answer.
+        self._over = False
         self._counts = {"done": 0, "late": 0}  # late: it was taken for dead, and its end came after another
 
     # --- its life -------------------------------------------------------------------------------------------
@@ -190,6 +193,7 @@ class FleetWorker:
         await self._shares.tell()
         await self._audit("ended", {})
         await self._forget()
+        self._over = True
 
     @property
     def _free(self) -> int:
@@ -220,7 +224,7 @@ class FleetWorker:
     # --- what it shows and is told --------------------------------------------------------------------------
 
     async def _beat(self) -> None:
-        while True:
+        while not self._over:
             await asyncio.sleep(names.BEAT_SECONDS)
             await self._show()
             for running in list(self._running.values()):
@@ -238,6 +242,8 @@ class FleetWorker:
                 self._told_full.clear()
             await self._measure_rooms()
             await asyncio.sleep(names.BEAT_SECONDS)
+            if self._over:
+                return
 
     async def _measure_rooms(self) -> None:
         """If they cannot be measured, what is known counts."""
@@ -307,7 +313,7 @@ class FleetWorker:
         self._flagged.set()
 
     async def _follow_flags(self) -> None:
-        while True:
+        while not self._over:
             self._flagged.clear()
             try:
                 async with asyncio.timeout(_FLAG_SECONDS):
@@ -376,7 +382,7 @@ class FleetWorker:
 
     async def _try_node(self) -> None:
         """Launches that fail may be one plugin's fault. A trial says whether it is this machine's."""
-        while self._options.trial is not None:
+        while self._options.trial is not None and not self._over:
             await asyncio.sleep(_POLL_SECONDS if self._state != "bad" else _TRIAL_SECONDS)
             if self._launch_failures < _LAUNCH_FAILURES and self._state != "bad":
                 continue
@@ -397,7 +403,7 @@ class FleetWorker:
 
     async def _keep_subscribed(self) -> None:
         """One task, so that subscriptions do not overtake each other."""
-        while True:
+        while not self._over:
             await self._changed.wait()
             self._changed.clear()
             await self._tell_holds()
@@ -617,7 +623,7 @@ class FleetWorker:
     # --- durable calls --------------------------------------------------------------------------------------
 
     async def _fetch_all(self) -> None:
-        while True:
+        while not self._over:
             self._due.clear()
             for offer in self._served().values():
                 while self._takes and self._has_room and (places := min(self._free, _MOST_FETCHED)) > 0:

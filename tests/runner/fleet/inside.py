@@ -121,6 +121,12 @@ class Inside:
                 await asyncio.sleep(0.01)
 
 
+async def known(worker: FleetWorker) -> None:
+    """Until the server knows what a worker has subscribed to. Its answer to a message shows that: the PING of
+    nats-py's `flush` overtakes what waits to be sent."""
+    await worker._show()
+
+
 def inside(url: str, act: Callable[[Inside], Awaitable[Any]]) -> Any:
     """Run it on asyncio, in a thread beside trio, as the product does."""
 

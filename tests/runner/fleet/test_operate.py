@@ -17,7 +17,7 @@ from runner.lifecycle.feed import LOG_BYTES
 from runner.outcome import Outcome
 from runner.serve.refusal import Refused
 from tests.runner.fleet.bus import Bus
-from tests.runner.fleet.inside import Functions, Inside, inside
+from tests.runner.fleet.inside import Functions, Inside, inside, known
 from tests.runner.fleet.test_worker import quick, shelf
 
 __all__ = ["quick"]
@@ -36,8 +36,8 @@ async def hold(it: Inside, worker: Any, plain: Functions, why: str = WHY) -> Non
     """The plugin is given up on a worker."""
     plain.held = {plain.offer.digest: Hold("quarantined", why)}
     worker.refresh()
-    await it.until(lambda: not worker._subscriptions)
-    await worker._nc.flush()  # the server knows it too
+    await it.until(lambda: not worker._subscriptions and not worker._calling)
+    await known(worker)
 
 
 async def asked(it: Inside, what: str, plain: Functions, worker: str | None = None) -> tuple[Any, Any]:
@@ -89,12 +89,12 @@ def test_a_plugin_that_was_given_up_is_seen_and_reset(bus: Bus, monkeypatch: pyt
                 await asked(it, "logs", one, "none")
             assert await asked(it, "reset", one, "g1") == ({"g1": "idle"}, {})
             await it.until(lambda: first._subscriptions)
-            await first._nc.flush()
+            await known(first)
             assert (await client.call(plugin, read())).status == 200 and one.ran and len(other.ran) == 1
             # A call that waited while it was given up: nothing ran, and another worker may have it in order.
             assert await asked(it, "reset", one) == ({"g1": "idle", "g2": "idle"}, {})
             await it.until(lambda: second._subscriptions)
-            await second._nc.flush()
+            await known(second)
             one.outcome = other.outcome = Outcome("quarantined", "call", "the plugin is quarantined")
             error = (await client.call(plugin, read())).document["error"]
             assert error["code"] == "quarantined" and "on the worker g" in error["message"]
