@@ -36,7 +36,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "gateway": "serve the tools of many plugins, of all contracts, as one MCP server on stdin and stdout",
         "worker": "take calls for plugins from a fleet (NATS JetStream), and run them here",
         "ps": "list the plugins of a daemon (runner serve) and their states",
-        "logs": "show what a plugin of a daemon (runner serve) wrote to its stderr",
+        "logs": "show what a plugin of a daemon (runner serve) or of a fleet's workers wrote to its stderr",
         "ctl": "start, stop, reset or reload a plugin of a daemon (runner serve), list calls, drain it, or"
         " open its page",
         "binding": "create, list, change, check, roll back or call bindings of a daemon's control plane",

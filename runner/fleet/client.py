@@ -45,6 +45,8 @@ _NO_JETSTREAM = 10039  # for this account
 _KNOWN_SECONDS = 2.0  # that a list of workers counts
 _MOST_PLUGINS = 2000  # of a worker
 _MOST_TEXT = 1000
+_MOST_NAMED = 5  # workers, in a message
+_HOLDS = ("operator", "quarantined", "pending")
 _MOST_NUMBER = 1e12
 _DISK_FULL = "the disk of a NATS server of the fleet is full, so that no durable call is stored"
 DURABLE_KINDS = ("hook", "compactor", "harness")
@@ -52,8 +54,16 @@ DURABLE_KINDS = ("hook", "compactor", "harness")
 OnProgress = Callable[[Mapping[str, Any]], None]
 
 
+class PluginHold(NamedTuple):
+    """Why a worker that has a plugin takes no calls for it."""
+
+    worker: str
+    kind: str  # "operator" (ctl quarantine), "quarantined" (it failed too often) or "pending" (policy)
+    reason: str
+
+
 class FleetPlugin(NamedTuple):
-    """A plugin that workers offer."""
+    """A plugin that workers have."""
 
     name: str
     digest: str
@@ -61,7 +71,33 @@ class FleetPlugin(NamedTuple):
     version: str = ""
     durable: tuple[str, ...] = ()
     workers: tuple[str, ...] = ()  # that take calls for it
-    held: str = ""  # why nobody does, though some have it
+    holds: tuple[PluginHold, ...] = ()  # workers that have it and take none
+
+    @property
+    def held(self) -> str:
+        """Why nobody takes calls for it, though some have it. One that still does counts, whatever others
+        say."""
+        return "" if self.workers else self.hold_words
+
+    @property
+    def hold_words(self) -> str:
+        """What holds it, worker by worker."""
+        if by_people := [each for each in self.holds if each.kind == "operator"]:
+            return by_people[0].reason
+        told = [f"{each.kind} on {each.worker}: {each.reason}" for each in self.holds[:_MOST_NAMED]]
+        more = len(self.holds) - len(told)
+        return "; ".join((*told, *([f"and on {more} more"] if more else ())))
+
+    def refusal(self) -> Refused:
+        """What a caller is told if it is held."""
+        kinds = {each.kind for each in self.holds}
+        if "operator" in kinds:
+            message = f"the plugin {self.name} is held in this fleet: {self.held}"
+            return Refused(503, "quarantined", message, "runner ctl release ends it")
+        message = f"no worker takes calls for the plugin {self.name}: {self.held}"
+        if "quarantined" in kinds:
+            return Refused(503, "quarantined", message, names.QUARANTINE_HINT)
+        return Refused(403, "policy_denied", message, "ask the operator of the worker")
 
     def is_durable(self, call: FleetCall) -> bool:
         return call.kind in DURABLE_KINDS or (call.kind is None and call.tool in self.durable)
@@ -109,6 +145,7 @@ class FleetClient:
         self._progress: dict[str, OnProgress] = {}
         self._inbox = ""
         self._listed: tuple[float, list[dict[str, Any]]] = (0.0, [])
+        self._listing = asyncio.Lock()
 
     async def begin(self) -> None:
         self._inbox = f"{self.nc.new_inbox()}.call"
@@ -141,6 +178,7 @@ class FleetClient:
         at, listed = self._listed
         if not fresh and time.monotonic() - at < _KNOWN_SECONDS:
             return listed
+        at = time.monotonic()
         try:
             found = await read_messages(self.js, names.WORKERS, direct=True)
         except nats.js.errors.NotFoundError:
@@ -151,15 +189,28 @@ class FleetClient:
                 hint = '; is this user in an account of its own? Then its file needs api = "runner.api"'
             raise NoFleet(f"the servers do not list the workers: {words_of(error, self.nc)}{hint}") from None
         rows = [row for each in found.values() if (row := presence_of(each.data or b"")) is not None]
-        self._listed = time.monotonic(), rows
+        self._listed, now = (at, rows), time.monotonic()
         stored = [each.time.timestamp() for each in found.values() if each.time is not None]
-        self._stored = max(self._stored, *(each - self._listed[0] for each in stored), -math.inf)
+        self._stored = max(self._stored, *(each - now for each in stored), -math.inf)
         return rows
 
     @property
     def behind(self) -> float:
         """The seconds that this clock is at least behind the servers'. Negative: no proof that it is."""
         return self._stored + time.monotonic() - self._now()
+
+    async def _refusal_of(self, plugin: FleetPlugin, call: FleetCall, since: float) -> CallAnswer | None:
+        """Why nobody takes calls for a plugin, as workers say since then; None: they do not say. Callers that
+        ask at once share a list."""
+        async with self._listing:
+            with suppress(NoFleet):
+                if self._listed[0] < since:
+                    await self.workers()
+        for each in plugins_of(self._listed[1]):
+            if each.digest == plugin.digest and each.held:
+                refused = each.refusal()
+                return CallAnswer(refused.status, {**refused.document(), "id": call.id})
+        return None
 
     async def plugins(self, *, fresh: bool = True) -> list[FleetPlugin]:
         """Raises NoFleet."""
@@ -195,8 +246,7 @@ class FleetClient:
         """Make a call and wait for its answer. `durable`: it survives workers, servers and this process.
         Raises Refused if it was not submitted, and NoFleet."""
         if plugin.held:
-            message = f"the plugin {plugin.name} is held in this fleet: {plugin.held}"
-            raise Refused(503, "quarantined", message, "runner ctl release ends it")
+            raise plugin.refusal()
         raw = self._encoded(call)
         with self._heard(call.key, on_progress):
             if durable or plugin.is_durable(call):
@@ -263,9 +313,12 @@ class FleetClient:
                         await self._store_again(plugin, call, number)
                 if self._now() > call.deadline + _GRACE_SECONDS:
                     if entry is None or entry.state != "began":
-                        return _failed(
-                            call, "timeout", "deadline", "no worker ended the call before its deadline"
-                        )
+                        message = "no worker ended the call before its deadline"
+                        if plugin is not None and (
+                            why := await self._refusal_of(plugin, call, time.monotonic())
+                        ):
+                            message += f"; {why.document['error']['message']}"
+                        return _failed(call, "timeout", "deadline", message)
                     # A call that began in time may take as long as its contract lets it. One that nobody runs
                     # is looked for once more: it may have ended after we looked.
                     if await self._still_runs(entry.worker, call):
@@ -343,17 +396,20 @@ class FleetClient:
             await self.nc.publish(names.hint(plugin.digest), b"")
 
     async def _request(self, plugin: FleetPlugin, call: FleetCall, raw: bytes) -> CallAnswer:
-        full, last = 0, time.monotonic() + min(_RESEND_SECONDS, call.deadline - self._now())
-        while True:
+        unserved = _no_worker(plugin, call)
+        elsewhere, last = 0, time.monotonic() + min(_RESEND_SECONDS, call.deadline - self._now())
+        while elsewhere < _BUSY_TRIES:
             answer = await self._ask_once(plugin, call, raw)
-            if answer is None:  # servers may go on sending some calls to one that has stopped
-                if time.monotonic() > last:
-                    return _no_worker(plugin, call)
-                continue
-            full += _is_full(answer)
-            if not _is_full(answer) or full == _BUSY_TRIES:
+            if answer == unserved or (answer is None and time.monotonic() > last):
+                break
+            if answer is None:
+                continue  # servers may go on sending some calls to one that has stopped
+            if not _is_elsewhere(answer):
                 return answer
-            await asyncio.sleep(0.02 * full)  # it came to a worker that had just become full
+            # It came to a worker that had just become full, or had just given the plugin up.
+            elsewhere += 1
+            await asyncio.sleep(0.02 * elsewhere)
+        return await self._refusal_of(plugin, call, time.monotonic()) or answer or unserved
 
     async def _ask_once(self, plugin: FleetPlugin, call: FleetCall, raw: bytes) -> CallAnswer | None:
         """Returns None if no worker got it: a server drops what is on its way to one that unsubscribes."""
@@ -361,7 +417,7 @@ class FleetClient:
         queue: asyncio.Queue[Msg] = asyncio.Queue()
         self._waiting[word] = queue
         worker, last = "", time.monotonic() + names.LOST_SECONDS
-        before, server = _who(self._listed[1], plugin), server_words(self.nc)
+        before, server = who_has(self._listed[1], plugin), server_words(self.nc)
         try:
             await self.nc.publish(
                 names.waited(self._user, plugin.digest),
@@ -412,7 +468,7 @@ class FleetClient:
         say that they have not got it. The messages of a worker arrive in order, so that its answer to the
         call would have come before."""
         try:
-            now = sorted(_who(await self.workers(), plugin))
+            now = sorted(who_has(await self.workers(), plugin))
         except NoFleet:
             return ""
         said = await asyncio.gather(*(self._ask_worker(worker, call) for worker, _ in now))
@@ -452,10 +508,13 @@ def presence_of(raw: bytes) -> dict[str, Any] | None:
     listed = found.get("plugins")
     for each in listed[:_MOST_PLUGINS] if isinstance(listed, list) else ():
         if isinstance(each, dict) and names.is_token(_text(each.get("digest"))):
-            keys = ("name", "digest", "contract", "version", "held")
+            keys = ("name", "digest", "contract", "version", "held", "hold")
             durable = each.get("durable")
             named = [_text(name) for name in durable] if isinstance(durable, list) else []
-            row["plugins"].append({**{key: _text(each.get(key)) for key in keys}, "durable": named})
+            shown = {key: _text(each.get(key)) for key in keys}
+            if shown["held"] and shown["hold"] not in _HOLDS:
+                shown["hold"] = "operator"  # earlier workers know no other
+            row["plugins"].append({**shown, "durable": named})
     return row
 
 
@@ -488,13 +547,14 @@ def plugins_of(workers: Iterable[Mapping[str, Any]]) -> Iterator[FleetPlugin]:
             known = found.get((name, mark)) or FleetPlugin(
                 name, mark, each["contract"], each["version"], tuple(each["durable"])
             )
-            taking = () if row["state"] != "ready" or each["held"] else (row["worker"],)
-            held = each["held"] or known.held
-            found[name, mark] = known._replace(workers=(*known.workers, *taking), held=held)
-    # One that still takes calls is not held, whatever another worker says. Those come last, so that who knows
-    # plugins by their names alone knows them.
-    taken = (each._replace(held="") if each.workers else each for each in found.values())
-    yield from sorted(taken, key=lambda each: len(each.workers))
+            if each["held"]:
+                hold = PluginHold(row["worker"], each["hold"], each["held"])
+                known = known._replace(holds=(*known.holds, hold))
+            elif row["state"] == "ready":
+                known = known._replace(workers=(*known.workers, row["worker"]))
+            found[name, mark] = known
+    # Those that are taken come last, so that who knows plugins by their names alone knows them.
+    yield from sorted(found.values(), key=lambda each: len(each.workers))
 
 
 def _matches(plugins: list[FleetPlugin], word: str) -> list[FleetPlugin]:
@@ -504,7 +564,7 @@ def _matches(plugins: list[FleetPlugin], word: str) -> list[FleetPlugin]:
     return [each for each in plugins if name == each.name and each.digest.startswith(beginning)]
 
 
-def _who(workers: Iterable[Mapping[str, Any]], plugin: FleetPlugin) -> set[tuple[str, float]]:
+def who_has(workers: Iterable[Mapping[str, Any]], plugin: FleetPlugin) -> set[tuple[str, float]]:
     """The workers that have a plugin, and since when they run."""
     return {
         (each["worker"], each["since"])
@@ -541,10 +601,13 @@ def _no_answer(call: FleetCall, worker: str) -> CallAnswer:
     return _failed(call, "internal", "no_answer", message, execution_outcome="unknown")
 
 
-def _is_full(answer: CallAnswer) -> bool:
-    """Whether the worker had no place. A plugin can choose the cause of its errors, and not their code."""
+def _is_elsewhere(answer: CallAnswer) -> bool:
+    """Whether nothing ran, and another worker may do better. A plugin can choose the cause of its errors, and
+    not their code."""
     error = answer.document.get("error", {}) if not answer.is_ok else {}
-    return (error.get("code"), error.get("cause")) == ("overloaded", "no_slot")
+    return error.get("code") == "quarantined" or (
+        (error.get("code"), error.get("cause")) == ("overloaded", "no_slot")
+    )
 
 
 def _json(raw: bytes) -> Any:

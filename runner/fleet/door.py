@@ -223,13 +223,16 @@ class FleetRoster(Roster):
 def _state(plugin: FleetPlugin | None) -> StateName:
     if plugin is None:
         return "stopped"
-    return "quarantined" if plugin.held else "ready" if plugin.workers else "stopped"
+    if plugin.workers:
+        return "ready"
+    kinds = {each.kind for each in plugin.holds}
+    return "pending" if kinds == {"pending"} else "quarantined" if kinds else "stopped"
 
 
 def _elsewhere(name: str) -> Refused:
     message = f"the plugin {name} belongs to the workers of a fleet, which start and end it themselves"
     return Refused(
-        501, "fleet", message, "runner ctl --fleet holds plugins and workers; ask the worker's machine"
+        501, "fleet", message, "an operator of the fleet uses runner logs --fleet and runner ctl --fleet"
     )
 
 

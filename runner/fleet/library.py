@@ -26,7 +26,11 @@ from runner.protocol.dialect import Identity, Refusal
 from runner.serve.desk import CallAnswer
 from runner.serve.refusal import Refused
 
-_REFUSALS: Mapping[str, Code] = {"overloaded": "overloaded", "quarantined": "quarantined"}
+_REFUSALS: Mapping[str, Code] = {
+    "overloaded": "overloaded",
+    "quarantined": "quarantined",
+    "policy_denied": "policy_denied",
+}
 
 
 class FleetFailure(PluginFailure):

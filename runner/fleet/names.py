@@ -20,12 +20,15 @@ LOST_SECONDS = 15.0  # without one: a call is free for other workers
 GONE_SECONDS = 20.0  # without one: a worker is not listed
 MOST_BODY_BYTES = 512 << 10  # of a call, and of its answer: twice fits into a message of NATS (1 MiB)
 MOST_ATTEMPTS = 5
+OPERATED = ("logs", "reset")  # what operators ask workers about plugins
 MOST_FILLED = 0.9  # of the ledger, before no durable call begins: those that run need room for their ends
 MOST_SECONDS = 86400.0  # until a deadline
 USUAL_SECONDS = 3600.0
 GROUP = "workers"  # the queue group: each call goes to one of them
 TRIAL = "disk=trial"  # in the ledger's bucket, in the place of a user, who cannot have this name
 COPY = "Runner-Copy"  # the header that tells apart the copies of a waited call that is sent again
+# What callers and operators read about a plugin that a worker has given up.
+QUARANTINE_HINT = "an operator sees why with runner logs --fleet, and ends it with runner ctl reset --fleet"
 
 # A part of a subject. A submitter's name is one, so that the server's permissions can be about it.
 _TOKEN = re.compile(r"[A-Za-z0-9_~@-]{1,128}")
@@ -76,6 +79,11 @@ def done(user: str, key: str) -> str:
 def ask(worker: str, user: str, key: str) -> str:
     """Whether a worker runs a call."""
     return f"runner.ask.{worker}.{user}.{key}"
+
+
+def operate(what: str, worker: str, digest: str) -> str:
+    """An operator asks a worker about a plugin: `logs` is its stderr, `reset` ends its quarantine."""
+    return f"runner.{what}.{worker}.{digest}"
 
 
 def record(user: str, key: str) -> str:

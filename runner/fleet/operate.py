@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import nats.errors
@@ -11,18 +13,23 @@ import nats.js.errors
 from nats.js.api import PeerInfo
 
 from runner.fleet import names
-from runner.fleet.client import FleetClient, FleetPlugin, plugins_of
+from runner.fleet.client import FleetClient, FleetPlugin, plugins_of, who_has
 from runner.fleet.clock import MOST_SECONDS, clock_words
 from runner.fleet.connection import NoFleet, words_of
+from runner.fleet.entries import FleetLedger
 from runner.fleet.messages import encode_call, stored_call
 from runner.fleet.shares import FleetShares
 from runner.fleet.streams import NO_STREAMS, get_direct
+from runner.lifecycle.feed import LOG_BYTES
 from runner.protocol import wire
 from runner.serve.refusal import Refused
 
 _MOST_LETTERS = 1000
 _MOST_BASE = 200  # characters of an id that is repeated
 _PREFIX = "runner.dead."
+_CLOSE_SECONDS = 30.0
+_ASK_SECONDS = 10.0
+_MOST_WORDS = 500
 
 
 async def queues(client: FleetClient) -> dict[str, Any]:
@@ -49,7 +56,7 @@ async def queues(client: FleetClient) -> dict[str, Any]:
 
 
 def _queue(plugin: FleetPlugin) -> dict[str, Any]:
-    held = {"workers": list(plugin.workers), "held": plugin.held}
+    held = {"workers": list(plugin.workers), "held": plugin.hold_words}
     return {"plugin": plugin.name, "digest": plugin.digest, **held}
 
 
@@ -141,36 +148,102 @@ async def dead_letter(client: FleetClient, word: str) -> dict[str, Any]:
     if not names.is_token(user) or not names.is_token(key):
         raise Refused(400, "invalid_letter", f"{word[:200]!a} is not the name of a dead letter: USER.ID")
     try:
-        found = await get_direct(client.js, names.DEAD, names.dead(user, key))
+        found = await client.js.get_msg(names.DEAD, subject=names.dead(user, key))  # the leader's
     except nats.js.errors.NotFoundError:
         hint = "runner ctl dead lists them"
         raise Refused(404, "no_such_letter", f"there is no dead letter {word}", hint) from None
     except (nats.errors.Error, TimeoutError) as error:
         raise NoFleet(f"the dead letter cannot be read: {words_of(error)}") from None
-    return _letter(found.data, word)
+    return {**_letter(found.data, word), "number": found.seq or 0}
 
 
 async def repeat(client: FleetClient, word: str) -> str:
-    """Submit the call of a dead letter once more, for its user, with a new id and deadline. Returns the id.
-    Raises Refused and NoFleet."""
+    """Submit the call of a dead letter once more, for its user, with a new id and deadline, and close the
+    letter. Returns the id. Raises Refused and NoFleet."""
     letter = await dead_letter(client, word)
     call = stored_call(letter.get("call"))
     digest = letter.get("digest")
     if call is None or not isinstance(digest, str) or not names.is_token(digest):
-        raise Refused(409, "no_call", "the letter has no call: it was none, or too large to be kept")
+        message = "the letter has no call: it was none, or too large to be kept"
+        raise Refused(409, "no_call", message, f"runner ctl close {word} --fleet URL closes it")
+    if all(each.digest != digest for each in await client.plugins()):
+        # Nobody would begin it, and nobody would say so.
+        message = f"no worker has the plugin of this letter any more: {digest[:12]}"
+        raise Refused(409, "unknown_plugin", message, "start a worker that has it, or close the letter")
     user = letter["user"]
     span = min(max(call.seconds or 0.0, names.USUAL_SECONDS), names.MOST_SECONDS)
     base = call.id.partition("~again")[0][:_MOST_BASE]
-    new = call._replace(id=f"{base}~again{int(time.time())}", deadline=time.time() + span)
+    # By the letter's own number: who repeats it a second time, or at the same time, gets the same call.
+    new = call._replace(id=f"{base}~again{letter['number']}", deadline=time.time() + span)
     headers = {"Nats-Msg-Id": names.message_id(user, new.id, client.address.salt)}
     try:
         await client.js.publish(names.durable(user, digest), encode_call(new), headers=headers)
         await client.nc.publish(names.hint(digest), b"")
-        told = json.dumps({**letter, "repeated_as": new.id}).encode()
-        await client.js.publish(f"{_PREFIX}{word}", told)
     except (nats.errors.Error, TimeoutError) as error:
         raise NoFleet(f"the call was not stored: {words_of(error)}") from None
+    await _close(client, letter, {"repeated_as": new.id})
     return new.id
+
+
+async def close(client: FleetClient, word: str, reason: str) -> None:
+    """Close a dead letter without repeating its call. Raises Refused and NoFleet."""
+    await _close(client, await dead_letter(client, word), {"reason": reason or "by an operator"})
+
+
+async def _close(client: FleetClient, letter: dict[str, Any], how: dict[str, str]) -> None:
+    """The ledger says that the call is no dead letter any more, so that no worker writes it again. Then the
+    audit has the letter's end, and the letter is removed. Raises NoFleet."""
+    user, _, key = letter["letter"].partition(".")
+    told = {name: str(letter.get(name))[:_MOST_WORDS] for name in ("letter", "plugin", "code")}
+    row = {"at": time.time(), "operator": client.address.user, "what": "closed", "dead_letter": told, **how}
+    ledger = FleetLedger(client.js)
+    try:
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            while (found := await ledger.read(user, key)) is not None and found.entry.dead is not None:
+                await ledger.write(user, key, found.entry._replace(dead=None), found.revision)
+            await client.js.publish(names.audit(client.address.user), json.dumps(row).encode())
+            try:
+                await client.js.delete_msg(names.DEAD, letter["number"])
+            except nats.js.errors.APIError:
+                there = await client.js.get_msg(names.DEAD, subject=names.dead(user, key))
+                if there.seq == letter["number"]:
+                    raise
+    except nats.js.errors.NotFoundError:
+        pass  # somebody else closed it
+    except (nats.errors.Error, TimeoutError) as error:
+        raise NoFleet(f"the dead letter was not closed: {words_of(error)}") from None
+
+
+async def ask_workers(
+    client: FleetClient, what: str, name: str, worker: str | None, tell: Callable[[str, str], None]
+) -> dict[str, str]:
+    """Ask the workers that have a plugin, or one of them, for its stderr (`logs`) or to `reset` it. `tell`
+    gets each worker's name and its answer: the text, or the plugin's state. Returns why others did not
+    answer. Raises Refused and NoFleet."""
+    plugin = await client.find(name)
+    known = sorted(each for each, _ in who_has(await client.workers(), plugin) if names.is_token(each))
+    if worker is not None and worker not in known:
+        message = f"the worker {worker[:200]!a} has no plugin {name[:200]!a}; {', '.join(known)} have it"
+        raise Refused(404, "unknown_worker", message, "runner ps --fleet lists the workers")
+    failed = {}
+    for each in known if worker is None else [worker]:
+        try:
+            answer = await client.nc.request(names.operate(what, each, plugin.digest), timeout=_ASK_SECONDS)
+        except (nats.errors.Error, TimeoutError) as error:
+            hint = "is it of this version, and have its user and yours the permissions of this version"
+            failed[each] = f"it does not answer ({words_of(error)}); {hint} (policies/nats/fleet.conf)?"
+            continue
+        try:
+            found = wire.decode(answer.data)
+        except ValueError:
+            found = None
+        found = found if isinstance(found, dict) else {}
+        text = found.get("text" if what == "logs" else "state")
+        if isinstance(text, str):
+            tell(each, text[-LOG_BYTES:])  # a worker may say anything
+        else:
+            failed[each] = str(found.get("error", "it answered with something else"))[:_MOST_WORDS]
+    return failed
 
 
 async def set_flag(client: FleetClient, flag: str, reason: str | None) -> None:

@@ -30,7 +30,9 @@ from sandbox.speed.value import NamedTuple
 
 # Exports of these kinds are called by the stream.
 DURABLE_EXPORTS = ("hooks", "compactors", "harnesses")
-_HELD = ("pending", "quarantined", "stopped")
+_MOST_REASON = 300  # characters, of why a plugin does not run
+# For the whole fleet, so that it has no paths of this machine.
+_PENDING = "policy or approvals of this machine do not let it run; the worker's stderr says why"
 
 OnProgress = Callable[[Mapping[str, Any]], None]
 # What a redelivery may do: "again" is for calls that may run twice.
@@ -51,6 +53,13 @@ class Offer(NamedTuple):
     hooks: tuple[str, ...] = ()
 
 
+class Hold(NamedTuple):
+    """Why a plugin that is here does not run."""
+
+    kind: Literal["quarantined", "pending"]
+    reason: str
+
+
 class Performed(NamedTuple):
     answer: CallAnswer
     outcome: Outcome
@@ -60,7 +69,11 @@ class Performed(NamedTuple):
 
 class PluginShelf(Protocol):
     def offers(self) -> tuple[Offer, ...]:
-        """What may run here now. From any thread, as is `effect`."""
+        """The plugins that are here. From any thread, as are `holds` and `effect`."""
+        ...
+
+    def holds(self) -> Mapping[str, Hold]:
+        """Those that do not run now, by digest."""
         ...
 
     def effect(self, offer: Offer, tool: str) -> str:
@@ -71,6 +84,15 @@ class PluginShelf(Protocol):
         self, offer: Offer, call: FleetCall, caller: str, attempt: int | None, on_progress: OnProgress
     ) -> Performed:
         """Make a call, on trio. `attempt`: None if it is not durable. Raises nothing but Cancelled."""
+        ...
+
+    async def logs(self, offer: Offer) -> str:
+        """The end of a plugin's stderr, 64 KiB at most. On trio, as is `reset`. Raises UnknownPlugin."""
+        ...
+
+    async def reset(self, offer: Offer) -> str:
+        """Forget the failures of a plugin, and end its quarantine. Returns its state. Raises
+        UnknownPlugin."""
         ...
 
 
@@ -86,6 +108,7 @@ class RosterShelf:
         self._supervisor, self._roster, self._say = supervisor, roster, say
         self._known: dict[str, Offer] = {}
         self._offers: tuple[Offer, ...] = ()
+        self._holds: Mapping[str, Hold] = {}
 
     async def reload(self) -> None:
         """After the roster was read: find the digests."""
@@ -100,11 +123,23 @@ class RosterShelf:
 
     def look(self) -> None:
         """On trio: a plugin may have come into a state in which it does not run, or out of one."""
-        held = {each.name for each in self._supervisor.plugins() if each.state in _HELD}
-        self._offers = tuple(offer for name, offer in self._known.items() if name not in held)
+        states = {each.name: each for each in self._supervisor.plugins()}
+        here = {name: offer for name, offer in self._known.items() if name in states}
+        holds = {}
+        for name, offer in here.items():
+            if states[name].state == "quarantined":
+                reason = self._roster.secrets(name).hide(states[name].reason)  # no secret travels
+                holds[offer.digest] = Hold("quarantined", reason[:_MOST_REASON])
+            elif states[name].state == "pending":
+                holds[offer.digest] = Hold("pending", _PENDING)
+        self._holds = holds
+        self._offers = tuple(offer for name, offer in here.items() if states[name].state != "stopped")
 
     def offers(self) -> tuple[Offer, ...]:
         return self._offers
+
+    def holds(self) -> Mapping[str, Hold]:
+        return self._holds
 
     def effect(self, offer: Offer, tool: str) -> str:
         try:
@@ -117,10 +152,8 @@ class RosterShelf:
     ) -> Performed:
         hider = self._roster.secrets(offer.name)
         try:
-            if self._known.get(offer.name) != offer:
-                raise UnknownPlugin(offer.name)  # it was changed since the call came
             result = await self._supervisor.call(
-                offer.name,
+                self._here(offer),
                 call.tool,
                 call.input,
                 kind=call.kind,
@@ -143,6 +176,21 @@ class RosterShelf:
             hidden = await off_loop_if_large(hider.hide_in, done.answer.document)
             done = done._replace(answer=done.answer._replace(document=hidden))
         return await off_loop_if_large(lambda _: _bounded(call.id, done), done.answer.document)
+
+    async def logs(self, offer: Offer) -> str:
+        text = self._supervisor.logs(self._here(offer))
+        return await off_loop_if_large(self._roster.secrets(offer.name).hide, text)
+
+    async def reset(self, offer: Offer) -> str:
+        name = self._here(offer)
+        await self._supervisor.reset(name)
+        self.look()
+        return next((each.state for each in self._supervisor.plugins() if each.name == name), "stopped")
+
+    def _here(self, offer: Offer) -> str:
+        if self._known.get(offer.name) != offer:
+            raise UnknownPlugin(offer.name)  # it was changed since
+        return offer.name
 
     def _context(self, offer: Offer, call: FleetCall, attempt: int | None) -> dict[str, Any] | None:
         """What the contract has for calls that may be repeated. Each attempt has the same keys."""

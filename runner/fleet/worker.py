@@ -28,10 +28,11 @@ from runner.fleet.crossing import AsyncioThread, CancelledOnTrio, end_tasks
 from runner.fleet.entries import FleetLedger, Held, LedgerEntry, LedgerFull, is_disk_full
 from runner.fleet.messages import BadMessage, FleetCall, decode_call
 from runner.fleet.shares import DEAD, LEDGER, FleetShares, SharedRoom
-from runner.fleet.shelf import Offer, Performed, PluginShelf, repeat_of
+from runner.fleet.shelf import Hold, Offer, Performed, PluginShelf, repeat_of
 from runner.fleet.streams import consumer_config, read_bucket, require_streams
 from runner.ledger.retry import Schedule, next_try
 from runner.ledger.rows import digest
+from runner.lifecycle.exceptions import Unavailable, UnknownPlugin
 from runner.outcome import Outcome
 from runner.serve.desk import CallAnswer
 from runner.serve.refusal import STATUS, outcome_error
@@ -47,6 +48,7 @@ _MOST_CANCELLED = 1000  # calls of a user that are not here, and must not begin 
 _MOST_USERS = 1000
 _MOST_COPY = 32  # characters
 _MOST_REASON = 1000  # characters
+_MOST_HELD_BYTES = 128 << 10  # of all reasons why plugins do not run, in what a worker shows
 _MOST_KEPT_BYTES = 768 << 10  # of an input, in a dead letter: NATS takes messages of 1 MiB
 _MOST_PROGRESS = 1000  # of a call
 _MOST_PROGRESS_BYTES = 64 << 10
@@ -121,6 +123,7 @@ class FleetWorker:
         self._cancelled: OrderedDict[str, OrderedDict[str, None]] = OrderedDict()  # by user
         self._flags: Mapping[str, str] = {}
         self._offers: dict[str, Offer] = {}  # by digest
+        self._told_holds: Mapping[str, Hold] = {}  # by digest
         self._subscriptions: dict[str, list[Subscription]] = {}  # by digest
         self._calling: set[Subscription] = set()  # to calls, until they are drained
         self._pull: _Pull | None = None  # one at a time
@@ -148,6 +151,8 @@ class FleetWorker:
         await self._nc.subscribe(f"{self._inbox}.*", cb=self._on_pulled)
         await self._nc.subscribe("runner.cancel.*.*", cb=self._on_cancel)
         await self._nc.subscribe(names.ask(self._options.name, "*", "*"), cb=self._on_ask)
+        for what in names.OPERATED:
+            await self._nc.subscribe(names.operate(what, self._options.name, "*"), cb=self._on_operator)
         await self._nc.subscribe(names.entry(names.FLAGS, ">"), cb=self._on_flag)
         await self._nc.subscribe(names.entry(names.SHARES, "*"), cb=self._shares.on_change)
         await self._read_flags()
@@ -292,18 +297,27 @@ class FleetWorker:
             self._due.set()
             await self._show()
 
+    def _held(self) -> dict[str, tuple[str, str]]:
+        """Of the plugins here that do not run: by whom or how they are held, and why. By digest."""
+        found: dict[str, tuple[str, str]] = dict(self._shelf.holds())
+        for name, why in self._flags.items():
+            if name.startswith("quarantine."):
+                found[name.partition(".")[2]] = "operator", why or "quarantined"
+        return found
+
     def presence(self) -> dict[str, Any]:
-        held = {
-            name.partition(".")[2]: why for name, why in self._flags.items() if name.startswith("quarantine.")
-        }
-        plugins = [
-            {
-                **{key: getattr(each, key) for key in ("name", "digest", "contract", "version")},
-                **({"durable": each.durable} if each.durable else {}),
-                **({"held": held[each.digest] or "quarantined"} if each.digest in held else {}),
+        held, left, plugins = self._held(), _MOST_HELD_BYTES, []
+        for each in self._offers.values():
+            row: dict[str, Any] = {
+                key: getattr(each, key) for key in ("name", "digest", "contract", "version")
             }
-            for each in self._offers.values()
-        ]
+            if each.durable:
+                row["durable"] = each.durable
+            if each.digest in held:
+                kind, why = held[each.digest]
+                left -= len(json.dumps(why))
+                row |= {"hold": kind, "held": why if left > 0 else kind}
+            plugins.append(row)
         return {
             "worker": self._options.name,
             "version": self._options.version,
@@ -376,9 +390,31 @@ class FleetWorker:
         """The plugins whose calls it takes now, by digest."""
         if not self._takes:
             return {}
-        return {
-            each: offer for each, offer in self._offers.items() if f"quarantine.{each}" not in self._flags
-        }
+        held = self._held()
+        return {each: offer for each, offer in self._offers.items() if each not in held}
+
+    async def _on_operator(self, message: Msg) -> None:
+        """An operator asks about a plugin: the servers' permissions let nobody else. It is answered within
+        the account of the workers only, whatever a configuration lets other accounts ask."""
+        _, what, _, mark = message.subject.split(".")
+        if not message.reply.startswith("_INBOX."):
+            return
+        offer = self._offers.get(mark)
+        try:
+            if offer is None:
+                raise UnknownPlugin(mark)
+            if what == "logs":
+                told = {"text": await self._thread.on_trio(self._shelf.logs, offer)}
+            else:
+                state = await self._thread.on_trio(self._shelf.reset, offer)
+                if (why := self._flags.get(f"quarantine.{mark}")) is not None:
+                    state = f"{state}, and held by an operator until runner ctl release: {why}"
+                told = {"state": state}
+                await self._audit("reset", {"plugin": offer.name, "digest": mark})
+                self.refresh()
+        except (UnknownPlugin, CancelledOnTrio) as gone:
+            told = {"error": str(gone) or "the worker ends"}
+        await _quietly(self._nc.publish(message.reply, json.dumps(told).encode()))
 
     # --- its clock ------------------------------------------------------------------------------------------
 
@@ -464,11 +500,23 @@ class FleetWorker:
         while True:
             await self._changed.wait()
             self._changed.clear()
+            await self._tell_holds()
             try:
                 await self._subscribe()
             except (nats.errors.Error, TimeoutError):
                 await asyncio.sleep(_POLL_SECONDS)
                 self._changed.set()
+
+    async def _tell_holds(self) -> None:
+        """Before it unsubscribes: who finds nobody then looks why."""
+        before, now = self._told_holds, self._shelf.holds()
+        if before == now:
+            return
+        self._told_holds = now
+        await self._show()
+        for mark in (each for each in now if before.get(each) != now[each]):
+            name = self._offers[mark].name if mark in self._offers else ""
+            await self._audit("held", {"plugin": name, "digest": mark, **now[mark]._asdict()})
 
     async def _subscribe(self) -> None:
         wanted = self._served() if self._free > 0 else {}
@@ -531,6 +579,10 @@ class FleetWorker:
         place = user, call.key
         if self._was_cancelled(user, _copy(call.key, (message.headers or {}).get(names.COPY, ""))):
             return  # another copy took its place
+        if offer is None and (why := self._quarantine(hexadecimal)) is not None:
+            document = outcome_error(why, id=call.id)
+            await self._answer(message, self._named(CallAnswer(STATUS[why.code], document)))
+            return
         if offer is None or self._free <= 0 or place in self._running:
             outcome = Outcome(
                 "overloaded", "call", "all places of this worker are taken", "no_slot", "call again"
@@ -609,7 +661,24 @@ class FleetWorker:
             answer = CallAnswer(STATUS[outcome.code], outcome_error(outcome, id=call.id))
             done = Performed(answer, outcome)
         self._judge_node(done.outcome)
+        if done.outcome.code == "quarantined":
+            done = done._replace(answer=self._named(done.answer))
         return done
+
+    def _quarantine(self, mark: str) -> Outcome | None:
+        """What is said about a plugin that was given up. Who called may not have heard of it yet."""
+        kind, why = self._held().get(mark, ("", ""))
+        known = self._offers.get(mark)
+        if known is None or kind not in ("operator", "quarantined"):
+            return None
+        return Unavailable(known.name, "quarantined", why).outcome
+
+    def _named(self, answer: CallAnswer) -> CallAnswer:
+        """With the name of this worker: another one may have the plugin in order."""
+        error = answer.document["error"]
+        message = f"on the worker {self._options.name}: {error['message']}"
+        told = {**error, "message": message, "hint": names.QUARANTINE_HINT}
+        return answer._replace(document={**answer.document, "error": told})
 
     def _tell_progress(self, running: _Running, user: str, key: str, value: Mapping[str, Any]) -> None:
         running.reported += 1

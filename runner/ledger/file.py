@@ -486,13 +486,16 @@ class LedgerFile(SqliteFile):
         self._require_room_to_wait(changed)
         return changed
 
-    def remove(self, delivery: str, caller: str) -> DeliveryRow:
-        """Remove a delivery that does not run, and note who did. Raises DeliveryConflict."""
+    def remove(self, delivery: str, caller: str, state: DeliveryState | None = None) -> DeliveryRow:
+        """Remove a delivery that does not run, and note who did. `state`: only if it has this one. Raises
+        DeliveryConflict."""
         row = self.delivery(delivery)
         if row is None:
             raise DeliveryConflict(f"there is no delivery {delivery!a}")
         if row.state == "running":
             raise DeliveryConflict(f"an attempt of the delivery {delivery!a} runs now")
+        if state not in (None, row.state):
+            raise DeliveryConflict(f"the delivery {delivery!a} is {row.state}, and not {state}")
         self._connection.execute("DELETE FROM deliveries WHERE id = ?", (delivery,))
         self.note(
             "removal",

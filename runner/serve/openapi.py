@@ -140,7 +140,15 @@ OPERATIONS: tuple[Operation, ...] = (
         *("repeat", "POST", "/deliveries/{delivery}/repeat", "Try a dead delivery again.", "Delivery", 202),
     ),
     Operation(
-        *("remove", "DELETE", "/deliveries/{delivery}", "Remove a delivery that does not run.", "Removed"),
+        *(
+            "remove",
+            "DELETE",
+            "/deliveries/{delivery}",
+            "Remove a delivery that does not run.",
+            "Removed",
+            200,
+        ),
+        (Parameter("state", "query", "only if it has this state"),),
     ),
     Operation(
         *("audit", "GET", "/audit", "Grants, refusals and connections, the newest first.", "Audit", 200),

@@ -404,10 +404,7 @@ class Routes:
         return None
 
     async def deliveries(self, request: Request) -> Response:
-        word = request.query_params.get("state")
-        state = next((each for each in _STATES if each == word), None)
-        if word is not None and state is None:
-            raise Refused(400, "invalid_query", f"state is one of {', '.join(_STATES)}")
+        state = _state_of(request)
         most, after = read_most(request.query_params.get("most")), request.query_params.get("after")
         if after is not None and await self._ledger.do(LedgerFile.delivery, after) is None:
             raise _no_row(after)
@@ -437,11 +434,13 @@ class Routes:
         return Json(row._asdict(), 202)
 
     async def remove(self, request: Request) -> Response:
-        row = await self._own_delivery(request)
+        row, state = await self._own_delivery(request), _state_of(request)
         try:
-            row = await self._ledger.do(LedgerFile.remove, row.id, request.scope["state"]["caller"])
+            row = await self._ledger.do(LedgerFile.remove, row.id, request.scope["state"]["caller"], state)
         except DeliveryConflict as conflict:
             hint = "wait until the attempt has ended, or stop the plugin: runner ctl stop NAME"
+            if state is not None:
+                hint = "runner ctl show NAME says how it is; runner ctl remove NAME drops one that waits"
             raise Refused(409, "delivery_conflict", str(conflict), hint) from None
         return Json({"id": row.id, "plugin": row.plugin, "hook": row.hook, "removed": True})
 
@@ -491,6 +490,15 @@ def _require_known_query(request: Request, operation: Operation) -> None:
 def _no_row(after: str) -> Refused:
     message = f"after: there is no row {after[:60]!a}, or it is no longer kept"
     return Refused(400, "invalid_query", message, "begin again without `after`")
+
+
+def _state_of(request: Request) -> DeliveryState | None:
+    """The state of deliveries that a query names. Raises Refused."""
+    word = request.query_params.get("state")
+    state = next((each for each in _STATES if each == word), None)
+    if word is not None and state is None:
+        raise Refused(400, "invalid_query", f"state is one of {', '.join(_STATES)}")
+    return state
 
 
 def _only_own(request: Request) -> str | None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from runner.cli.serving.via import tell_error
 from runner.cli.shared.text import print_diagnostics, say
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import DocumentError, printable
+
+if TYPE_CHECKING:
+    import argparse
 
 MISSING = "{} is missing; install it with pip install 'plugin-runner[fleet]'"
 HELP = "the servers of a fleet (nats://HOST:PORT), or a file with servers, user and keys: docs/fleet.md"
@@ -58,6 +61,18 @@ def with_fleet(word: str, act: Callable[..., Awaitable[Any]], *args: Any) -> Any
             return await act(client, *args)
 
     return asyncio.run(main())
+
+
+def ask_workers(verb: str, args: argparse.Namespace, tell: Callable[[str, str], None]) -> int:
+    """Ask workers about the plugin of the arguments: `logs`, or what `ctl` names so. Returns the exit status.
+    Raises what `fleet_verb` tells."""
+    from runner.fleet import operate
+
+    what = getattr(args, "action", verb)
+    failed = with_fleet(args.fleet, operate.ask_workers, what, args.name, args.worker, tell)
+    for worker, why in failed.items():
+        say(printable(f"runner {verb}: the worker {worker}: {why}"))
+    return EXIT["launch_failed"] if failed else 0
 
 
 def _only(error: BaseException) -> BaseException:

@@ -6,6 +6,8 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
+from runner.cli.serving.fleet_option import HELP as HELP_FLEET
+from runner.cli.serving.fleet_option import ask_workers, fleet_verb
 from runner.cli.serving.socket_option import add_socket, connect
 from runner.cli.serving.via import name_fault, quote, tell_error
 from runner.cli.shared.text import say
@@ -25,11 +27,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--follow", action="store_true", help="go on with what it writes")
     parser.add_argument("--plain", action="store_true", help="without the times, as the plugin wrote it")
     add_socket(parser)
+    parser.add_argument(
+        "--fleet", metavar="URL|FILE", help=f"what it wrote on workers, for operators: {HELP_FLEET}"
+    )
+    parser.add_argument("--worker", metavar="NAME", help="with --fleet: only on this worker")
 
 
 def run(args: argparse.Namespace) -> int:
     if fault := name_fault(args.name):
         say(printable(f"runner logs: {fault}"))
+        return USAGE_ERROR
+    if args.fleet is not None:
+        return fleet_verb(NAME, lambda: _show_fleet(args))
+    if args.worker is not None:
+        say("runner logs: --worker goes with --fleet URL")
         return USAGE_ERROR
     client = connect(args, NAME)
     if isinstance(client, int):
@@ -49,6 +60,21 @@ def run(args: argparse.Namespace) -> int:
             say(printable(f"runner logs: {error}"))
             return EXIT["launch_failed"]
     return 0
+
+
+def _show_fleet(args: argparse.Namespace) -> int:
+    """Raises ValueError, Refused and NoFleet."""
+    if args.follow:
+        raise ValueError(
+            "--follow does not go with --fleet: workers send the end of what it wrote; ask again"
+        )
+
+    def tell(worker: str, text: str) -> None:
+        if args.worker is None:  # as tail(1) does
+            _show(f"==> {worker} <==\n")
+        _show(text if text.endswith("\n") or not text else f"{text}\n")
+
+    return ask_workers(NAME, args, tell)
 
 
 def _show(text: str) -> None:

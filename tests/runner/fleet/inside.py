@@ -14,7 +14,7 @@ from runner.fleet.client import FleetClient, FleetPlugin, new_call, open_client
 from runner.fleet.connection import connect, read_address
 from runner.fleet.crossing import AsyncioThread, end_tasks, open_asyncio_thread
 from runner.fleet.messages import FleetCall
-from runner.fleet.shelf import Offer, OnProgress, Performed
+from runner.fleet.shelf import Hold, Offer, OnProgress, Performed
 from runner.fleet.worker import FleetWorker, WorkerOptions
 from runner.ledger.retry import Schedule
 from runner.outcome import Outcome
@@ -31,7 +31,8 @@ class Functions:
 
     def __init__(self, name: str = "plain", digest: str = "d" * 64) -> None:
         self.offer = Offer(name, digest, "mcp", "1", ("event",), ("event",))
-        self.offered = True
+        self.held: dict[str, Hold] = {}
+        self.stderr = ""
         self.ran: list[tuple[str, int | None]] = []  # tool, attempt
         self.at_once = self.most_at_once = 0
         self.begun = trio.Event()
@@ -44,7 +45,17 @@ class Functions:
         return FleetPlugin(self.offer.name, self.offer.digest, durable=self.offer.durable)
 
     def offers(self) -> tuple[Offer, ...]:
-        return (self.offer,) if self.offered else ()
+        return (self.offer,)
+
+    def holds(self) -> dict[str, Hold]:
+        return self.held
+
+    async def logs(self, offer: Offer) -> str:
+        return self.stderr
+
+    async def reset(self, offer: Offer) -> str:
+        self.held = {}
+        return "idle"
 
     def effect(self, offer: Offer, tool: str) -> str:
         return EFFECTS.get(tool, "unknown")
@@ -108,6 +119,12 @@ class Inside:
                 if found:
                     return found
                 await asyncio.sleep(0.01)
+
+
+async def known(worker: FleetWorker) -> None:
+    """Until the server knows what a worker has subscribed to. Its answer to a message shows that: the PING of
+    nats-py's `flush` overtakes what waits to be sent."""
+    await worker._show()
 
 
 def inside(url: str, act: Callable[[Inside], Awaitable[Any]]) -> Any:

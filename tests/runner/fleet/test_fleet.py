@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,8 @@ import trio
 from runner.exceptions import PluginFailure
 from runner.fleet.client import FleetClient, new_call
 from runner.fleet.library import open_fleet
-from tests.conftest import Caller
+from runner.outcome import EXIT
+from tests.conftest import ROOT, Caller
 from tests.runner.contracts.ainb.canaries import PAIR, put_pair
 from tests.runner.fleet.bus import Bus, ask, working
 from tests.runner.serve.served import Served, serving
@@ -27,6 +31,7 @@ pytestmark = [
     pytest.mark.needs("nats"),
     pytest.mark.usefixtures("nothing_left"),
 ]
+SECRET = "s3cr3t-t0ken-0f-the-0perator"
 # Parts of answers that differ from call to call.
 VARYING = re.compile(
     r'"(id|invocation_id|trace_id|tool_execution_id|deadline_at|started_at|ended_at|pid|served)": '
@@ -87,7 +92,9 @@ def test_the_same_answers_cold_at_the_door_and_in_the_fleet(
     shelved = [put_example(contract, f"{contract}9", plugin_dir / "plugins") for contract in SHARES]
     assert len(shelved) == 6
     put_pair(plugin_dir / "plugins")
-    with working(runner_as, plugin_dir, bus.url, name="six") as worker:
+    fails_if_asked(plugin_dir / "plugins/mcp9/server.py")
+    settings = put_settings(plugin_dir)
+    with working(runner_as, plugin_dir, bus.url, "--settings", str(settings), name="six") as worker:
         with serving(runner_as, plugin_dir, "--fleet", bus.url, config=False) as door:
             for each in shelved:
                 ask_all_ways(runner_as, plugin_dir, bus.url, door, each)
@@ -96,8 +103,9 @@ def test_the_same_answers_cold_at_the_door_and_in_the_fleet(
                 done = runner_as(*words, "--socket", door.socket)
                 assert done.returncode == 2 and "belongs to the workers of a fleet" in done.stderr, done
             repeat_at_the_door(runner_as, bus.url, door)
+            ask_by_the_library(bus.url)
+            give_up(runner_as, bus.url, door)
             door.end()
-        ask_by_the_library(bus.url)
         ask_by_verbs(runner_as, bus.url)
         assert "draining" in worker.end()
 
@@ -145,6 +153,89 @@ def repeat_at_the_door(caller: Caller, url: str, door: Served) -> None:
     assert wait_for(lambda: door.call(*call, **headers)[0] == 200)
 
 
+def put_settings(folder: Path) -> Path:
+    """Two plugins are given up at their first failure, and one of them has a secret."""
+    shutil.copytree(ROOT / "tests/plugins/kaged_quirks", folder / "plugins/kaged_quirks")
+    settings, key = folder / "settings.toml", folder / "key"
+    settings.write_text(
+        "[mcp9]\nnumbers = {respawn = false}\n"
+        '[quirks]\nfolder = "plugins/kaged_quirks"\nsecrets = {token = "@key"}\nnumbers = {respawn = false}\n'
+    )
+    key.write_text(SECRET)
+    for path in (settings, key):
+        path.chmod(0o644)
+    for path in (folder / "plugins/kaged_quirks", *(folder / "plugins/kaged_quirks").rglob("*")):
+        path.chmod(0o755)
+    return settings
+
+
+def fails_if_asked(server: Path) -> None:
+    """For one name it writes to its stderr and ends."""
+    text = server.read_text()
+    begin = "def greet(arguments):\n"
+    fault = (
+        "    if arguments.get('name') == 'nobody':\n"
+        "        sys.stderr.write('cannot open \\x1b[31mthe database\\n')\n"
+        "        sys.stderr.flush()\n"
+        "        import os\n"
+        "        os._exit(3)\n"
+    )
+    assert begin in text
+    server.write_text(text.replace(begin, begin + fault))
+
+
+def give_up(caller: Caller, url: str, door: Served) -> None:
+    """A plugin fails on a worker: who sees that, and how it is ended."""
+    fleet = ("--fleet", url)
+    call = ("call", *fleet, "mcp9", "greet", "--input")
+    failed = caller(*call, '{"name": "nobody"}')
+    assert failed.returncode == EXIT["crashed"] and "crashed" in failed.stderr, failed
+
+    def held() -> list[dict[str, Any]]:
+        shown = json.loads(caller("ps", *fleet, "--json").stdout)
+        return [each for each in shown["queues"] if each["plugin"] == "mcp9" and each["held"]]
+
+    assert wait_for(held)
+    shown = caller("ps", *fleet).stdout
+    assert re.search(r"^mcp9 .* quarantined on six: crashed: .*status 3", shown, re.M), shown
+    for given in ((), ("--durable",)):
+        refused = caller(*call, '{"name": "you"}', *given)
+        assert refused.returncode == EXIT["quarantined"], refused
+        for part in ("quarantined on six: crashed", "runner logs --fleet", "runner ctl reset --fleet"):
+            assert part in refused.stderr
+    status, answer = door.call("mcp9", "greet", {"name": "you"})
+    assert (status, answer["error"]["code"]) == (503, "quarantined") and "on six" in answer["error"][
+        "message"
+    ]
+    assert wait_for(lambda: door.ask("GET", "/plugins/mcp9")[1]["state"] == "quarantined")
+    logs = caller("logs", *fleet, "mcp9")
+    assert (logs.returncode, logs.stdout) == (0, "==> six <==\ncannot open \x1b[31mthe database\n")
+    ours, terminal = os.openpty()
+    with open(ours, "rb", buffering=0) as screen:
+        process = caller.start("logs", *fleet, "--worker", "six", "mcp9", stdout=terminal)
+        os.close(terminal)
+        text = b""
+        with process, contextlib.suppress(OSError):  # of a terminal that nobody has open any more
+            while piece := screen.read(4096):
+                text += piece
+    assert b"the database" in text and b"\x1b" not in text
+    reset = caller("ctl", "reset", "mcp9", *fleet)
+    assert reset.returncode == 0 and reset.stdout in ("six: idle\n", "six: starting\n"), reset
+    assert wait_for(lambda: not held())
+    assert "Hello, you!" in caller(*call, '{"name": "you"}').stdout
+    # What a plugin writes about its secrets does not travel.
+    spilled = caller("call", *fleet, "quirks", "spill", "--input", '{"then": "exit"}')
+    assert spilled.returncode == EXIT["crashed"], spilled
+    told: list[str] = []
+
+    def is_written() -> bool:
+        told.append(caller("logs", *fleet, "quirks").stdout)
+        return "the token is [secret]" in told[-1]
+
+    assert wait_for(is_written) and SECRET not in "".join(told)
+    assert SECRET not in caller("ps", *fleet, "--json").stdout
+
+
 def ask_by_the_library(url: str) -> None:
     async def main() -> None:
         async with open_fleet(url) as fleet:
@@ -181,7 +272,13 @@ def ask_by_verbs(caller: Caller, url: str) -> None:
         (("call", "--durable", "none", "greet"), 2, "add --fleet URL"),
         (("call", "--fleet", "nats://127.0.0.1:1", "a", "b"), 10, "no server of the fleet at"),
         (("call", "--fleet", "/nowhere", "a", "b"), 2, "no such file"),
-        (("ctl", "dead"), 2, "add --fleet URL"),
+        (("ctl", "quarantine", "mcp9"), 2, "add --fleet URL"),
+        (("ctl", "reset", "none", *fleet), 2, "no worker of the fleet has a plugin 'none'"),
+        (("ctl", "reset", "mcp9", "--worker", "none", *fleet), 2, "the worker 'none' has no plugin"),
+        (("ctl", "close", "anyone.none", *fleet), 2, "there is no dead letter"),
+        (("logs", *fleet, "none"), 2, "no worker of the fleet has a plugin 'none'"),
+        (("logs", *fleet, "--follow", "mcp9"), 2, "--follow does not go with --fleet"),
+        (("logs", "--worker", "six", "mcp9"), 2, "--worker goes with --fleet"),
         (("ctl", "reload", *fleet), 2, "leave out --fleet"),
         (("ctl", "show", "anyone.none", *fleet), 2, "there is no dead letter"),
         (("ctl", "init", "--replicas", "2", *fleet), 2, "1, 3 or 5"),

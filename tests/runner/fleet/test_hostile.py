@@ -77,12 +77,13 @@ def test_presence_and_answers_of_another_shape() -> None:
     assert row is not None and (row["slots"], row["since"], row["running"]) == (0, 0, 3)
     # One worker cannot hold what another takes, nor hide it behind a plugin of the same name.
     one = {"name": "a", "digest": "d", "contract": "", "version": "", "durable": []}
+    held = {"held": "x", "hold": "operator"}
     rows = [
         {"worker": "w1", "state": "ready", "plugins": [{**one, "held": ""}]},
         {
             "worker": "w2",
             "state": "ready",
-            "plugins": [{**one, "held": "x"}, {**one, "digest": "e", "held": "x"}],
+            "plugins": [{**one, **held}, {**one, "digest": "e", **held}],
         },
     ]
     for each in (rows, rows[::-1]):
@@ -182,11 +183,14 @@ def test_dead_letters_of_another_shape(bus: Bus) -> None:
         for key in ("list", "deep", "call", "digest"):
             with pytest.raises(Refused, match="no call"):
                 await operate.repeat(it.client, f"shapes.{key}")
+        with pytest.raises(Refused, match="no worker has the plugin"):
+            await operate.repeat(it.client, "shapes.user")
+        there = {"worker": "shapes", "state": "ready", "plugins": [{"name": "plain", "digest": "d"}]}
+        await js.publish(names.entry(names.WORKERS, "shapes"), json.dumps(there).encode())
         again = await operate.repeat(it.client, "shapes.user")
-        assert (
-            len(again) <= 256
-            and (await operate.dead_letter(it.client, "shapes.user"))["repeated_as"] == again
-        )
+        await js.publish(names.entry(names.WORKERS, "shapes"), b"", headers={"KV-Operation": "DEL"})
+        assert len(again) <= 256
+        assert "shapes.user" not in [each["letter"] for each in await operate.dead_letters(it.client)]
         info = await js.stream_info(names.CALLS, subjects_filter="runner.durable.shapes.d")
         assert info.state.subjects == {"runner.durable.shapes.d": 1}
         await js.purge_stream(names.CALLS, subject="runner.durable.shapes.d")

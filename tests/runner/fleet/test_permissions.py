@@ -14,7 +14,7 @@ import trio
 import trustme
 from nats.aio.client import Client as NatsClient
 
-from runner.fleet import names
+from runner.fleet import names, operate
 from runner.fleet.client import new_call, open_client
 from runner.fleet.connection import NoFleet, connect, read_address
 from runner.fleet.crossing import AsyncioThread, open_asyncio_thread
@@ -69,7 +69,7 @@ tls {{ cert_file: "{folder}/server.pem", key_file: "{folder}/server.pem" }}
         yield bus, folder
 
 
-def test_the_roles_can_do_their_work(guarded: tuple[Bus, Path]) -> None:
+def test_the_roles_can_do_their_work(guarded: tuple[Bus, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """The control: with these permissions a fleet works."""
     folder = guarded[1]
     plain = Functions("plain", "e" * 64)
@@ -80,6 +80,7 @@ def test_the_roles_can_do_their_work(guarded: tuple[Bus, Path]) -> None:
             connect(read_address(str(folder / "worker.toml")), "w", say=said.append) as bus,
             open_client(read_address(str(folder / "alice.toml")), say=said.append) as alice,
             open_client(read_address(str(folder / "door.toml")), say=said.append) as door,
+            open_client(read_address(str(folder / "ops.toml")), say=said.append) as ops,
         ):
             worker = FleetWorker(bus, thread, plain, WorkerOptions("worker"), said.append)
             ready = asyncio.Event()
@@ -99,6 +100,21 @@ def test_the_roles_can_do_their_work(guarded: tuple[Bus, Path]) -> None:
                     await asyncio.sleep(0.01)
                 await client.cancel(call.id)
                 assert (await waiting).document["error"]["code"] == "cancelled"
+            # The operator reads a plugin's stderr and resets it. A submitter asks in vain.
+            plain.stderr = "of other people"
+            for what, answers in (("logs", plain.stderr), ("reset", "idle")):
+                heard: dict[str, str] = {}
+                asked = (what, "plain", None, heard.__setitem__)
+                monkeypatch.setattr("runner.fleet.operate._ASK_SECONDS", 60.0)
+                assert await operate.ask_workers(ops, *asked) == {} and heard == {"worker": answers}
+                heard.clear()
+                monkeypatch.setattr("runner.fleet.operate._ASK_SECONDS", 0.2)
+                failed = await operate.ask_workers(alice, *asked)
+                assert heard == {} and "it does not answer" in failed["worker"]
+                while not any(f"runner.{what}." in each for each in said):  # noqa: ASYNC110 -- no event
+                    await asyncio.sleep(0.01)
+            assert all("runner.logs." in each or "runner.reset." in each for each in said), said
+            said.clear()
             await worker.drain(10)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -127,10 +143,18 @@ REFUSED = [
     ("worker", "$JS.API.STREAM.PURGE.RUNNER_RECORDS", "publish"),
     ("worker", "$JS.API.CONSUMER.DURABLE.CREATE.KV_runner_calls.x", "publish"),
     ("worker", "runner.durable.>", "subscribe"),
+    ("worker", "runner.logs.other.D", "publish"),
+    ("worker", "runner.reset.other.D", "publish"),
+    ("worker", "_INBOX.ops.>", "subscribe"),
     ("door", "runner.call.alice.D", "publish"),
     ("door", "runner.durable.alice.D", "publish"),
     ("door", "runner.cancel.alice.x", "publish"),
     ("door", "runner.ask.worker.alice.x", "publish"),
+    ("door", "runner.logs.worker.D", "publish"),
+    ("door", "runner.reset.worker.D", "publish"),
+    ("door", "runner.logs.*.*", "subscribe"),
+    ("door", "runner.dead.door.x", "publish"),
+    ("door", "$JS.API.STREAM.MSG.DELETE.RUNNER_DEAD", "publish"),
     ("door", "$KV.runner_calls.door.x", "publish"),
     ("door", "$KV.runner_calls.alice.x", "publish"),
     ("door", "$KV.runner_workers.x", "publish"),

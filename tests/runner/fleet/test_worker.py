@@ -18,7 +18,7 @@ from runner.fleet.entries import FleetLedger, LedgerEntry
 from runner.fleet.messages import FleetCall, encode_call
 from runner.outcome import Outcome
 from tests.runner.fleet.bus import Bus
-from tests.runner.fleet.inside import Functions, Inside, inside
+from tests.runner.fleet.inside import Functions, Inside, inside, known
 
 pytestmark = pytest.mark.needs("nats")
 
@@ -249,7 +249,7 @@ def test_slots_bound_what_is_fetched_and_asked(bus: Bus) -> None:
                 asyncio.ensure_future(it.durable(plain, "read", {"hold": number})) for number in range(1, 13)
             ]
             await it.until(lambda: len(worker._running) == 2 and not worker._subscriptions)
-            await worker._nc.flush()
+            await known(worker)
             # Nobody is subscribed any more: the server says so at once.
             full = await it.client.call(plain.plugin, new_call("plain", "read"))
             assert full.document["error"]["code"] == "overloaded"
@@ -277,7 +277,7 @@ def test_flags_hold_plugins_and_workers(bus: Bus) -> None:
             await it.until(lambda: worker._subscriptions)
             await operate.hold(it.client, "drain", "flagged", "")
             await it.until(lambda: worker.presence()["state"] == "drained" and not worker._subscriptions)
-            await worker._nc.flush()  # the server knows it too
+            await known(worker)  # the server knows it too
             assert (await it.client.call(plain.plugin, new_call("plain", "read"))).status == 429
             await operate.hold(it.client, "release", "flagged", "")
             await it.until(lambda: _is_served(it, plain))  # when the server knows that it subscribes again
@@ -317,7 +317,8 @@ def test_a_bad_node_leaves_the_fleet_and_says_so(bus: Bus, monkeypatch: pytest.M
             faults[0] = "no user namespaces"
             for _ in range(3):
                 await it.client.call(plain.plugin, new_call("plain", "read"))
-            await it.until(lambda: worker.presence()["state"] == "bad" and not worker._subscriptions)
+            await it.until(lambda: worker.presence()["state"] == "bad" and not worker._calling)
+            await known(worker)
             assert worker.presence()["reason"] == "no user namespaces"
             assert "leaves the fleet: no user namespaces" in it.said[-1]
             assert (await it.client.call(plain.plugin, new_call("plain", "read"))).status == 429
@@ -371,7 +372,7 @@ def test_a_waited_call_that_no_worker_got(bus: Bus, monkeypatch: pytest.MonkeyPa
                 return b""
             # So that it is not sent again before somebody can get it.
             await it.until(lambda: subscription._closed and worker._subscriptions)
-            await worker._nc.flush()
+            await known(worker)
             return await ask_worker(self, asked, call)
 
         async with it.worker(plain) as worker:
@@ -433,6 +434,26 @@ def test_signs_of_life_do_not_wait_for_the_measure_of_the_ledger(bus: Bus) -> No
             setattr(worker, "_show", show)  # noqa: B010 -- a method
             setattr(worker._js, "stream_info", unanswered)  # noqa: B010 -- a method
             await it.until(lambda: shown > 1)
+
+    inside(bus.url, act)
+
+
+def test_a_worker_ends_although_a_cancellation_was_lost(bus: Bus) -> None:
+    """As asyncio.wait_for of Python 3.11 loses one that comes at the same time as an answer."""
+
+    async def act(it: Inside) -> None:
+        asked = asyncio.Event()
+
+        async def lose() -> None:
+            asked.set()
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                pass
+
+        async with it.worker(shelf()) as worker:
+            setattr(worker, "_measure_rooms", lose)  # noqa: B010 -- a method
+            await asked.wait()
 
     inside(bus.url, act)
 

@@ -612,7 +612,9 @@ def test_a_delivery_that_was_removed_may_come_again(file: LedgerFile) -> None:
     file.do(LedgerFile.settle, attempt, "dead", EndOfCall("plugin_error"), "x" * 100_000)
     (dead,) = file.deliveries("dead")
     assert dead.reason is not None and len(dead.reason) < MOST_TEXT + 100
-    file.do(LedgerFile.remove, "d1", "uid:0")
+    with pytest.raises(DeliveryConflict, match="is dead, and not queued"):
+        file.do(LedgerFile.remove, "d1", "uid:0", "queued")
+    file.do(LedgerFile.remove, "d1", "uid:0", "dead")
     # Its attempts are still in the ledger, so that they go on counting.
     file.do(LedgerFile.enqueue, delivery)
     (attempt,) = file.do(LedgerFile.claim, 1, name)

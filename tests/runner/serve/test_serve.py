@@ -172,6 +172,7 @@ def check_refusals(served: Served) -> None:
         (("GET", "/deliveries/none", None), (404, "no_such_delivery")),
         (("POST", "/deliveries/none/repeat", None), (404, "no_such_delivery")),
         (("DELETE", "/deliveries/none", None), (404, "no_such_delivery")),
+        (("DELETE", "/deliveries/none?state=lost", None), (404, "no_such_delivery")),
         (("POST", "/deliveries", {"plugin": "greeter"}), (400, "invalid_delivery")),
         (("POST", "/deliveries", {"plugin": "x", "hook": "y", "event": {}}), (404, "unknown_plugin")),
         # What no attempt could deliver: there is no such hook, no hooks at all, the event or its context is
@@ -259,11 +260,31 @@ def check_verbs(caller: Caller, served: Served) -> None:
     hook = HOOK
     assert served.ask("POST", "/plugins/acme.devkit/stop")[0] == 200
     assert served.ask("POST", "/deliveries", {**hook, "id": "it waits"})[0] == 202
+    check(("ctl", *at, "close", "it waits"), (2, "is queued, and not dead"))
     removed = "it waits: removed, for notify of acme.devkit"
     check(("ctl", *at, "remove", "it waits"), (0, removed))
     check(("ctl", *at, "remove", "it waits"), (2, "there is no delivery"))
     check(("ctl", *at, "remove"), (2, "GET /deliveries lists them"))
     assert served.ask("POST", "/plugins/acme.devkit/start")[0] == 200
+    hook_fails = {**hook, "id": "it failed", "event": event({"do": "fail"})}
+    assert served.ask("POST", "/deliveries", hook_fails)[0] == 202
+
+    def dead(attempt: int) -> bool:
+        row = served.ask("GET", "/deliveries/it%20failed")[1]
+        return (row["state"], row["attempt"]) == ("dead", attempt)
+
+    assert wait_for(lambda: dead(1))
+    check(("ctl", *at, "dead"), (0, "it failed  acme.devkit notify: "))
+    shown = json.loads(caller("ctl", *at, "show", "it failed").stdout)
+    assert (shown["letter"], shown["tool"], shown["code"]) == ("it failed", "notify", "plugin_error")
+    assert shown["call"]["input"] == hook_fails["event"]
+    check(("ctl", *at, "repeat", "it failed"), (0, "it failed\n"))
+    assert wait_for(lambda: dead(2))
+    check(("ctl", *at, "close", "it failed"), (0, ""))
+    assert caller("ctl", *at, "dead").stdout == ""
+    check(("ctl", *at, "close", "it failed"), (2, "there is no delivery"))
+    check(("ctl", *at, "show"), (2, "runner ctl dead lists them"))
+    check(("ctl", *at, "dead", "it failed"), (2, "leave NAME out"))
     following = caller.start("logs", "--follow", "--socket", served.socket, "acme.devkit")
     with following, bounded(following):
         assert following.stdout is not None
