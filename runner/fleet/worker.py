@@ -125,6 +125,7 @@ class FleetWorker:
         self._flagged = asyncio.Event()
         self._consumers: set[str] = set()
         self._has_room = True  # in the ledger
+        self._letters: int | None = None  # dead ones, of the whole fleet; None: it was not told yet
         self._launch_failures = 0
         self._counts = {"done": 0, "late": 0}  # late: it was taken for dead, and its end came after another
 
@@ -241,6 +242,7 @@ class FleetWorker:
             info = await self._js.stream_info(f"KV_{names.LEDGER}")
         except (nats.errors.Error, TimeoutError):
             return
+        self._letters = letters.state.messages
         had, most = self._has_room, info.config.max_bytes or 0
         self._shares.measured(LEDGER, most)
         self._shares.measured(DEAD, letters.config.max_bytes or 0)
@@ -273,6 +275,7 @@ class FleetWorker:
             "at": time.time(),
             "done": self._counts["done"],
             "late": self._counts["late"],
+            **({} if self._letters is None else {"dead": self._letters}),
             "plugins": plugins,
         }
 

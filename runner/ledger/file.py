@@ -62,6 +62,8 @@ _PRUNED_AT_ONCE = 500
 _MOST_ANSWER_BYTES = 256 << 10
 _MOST_AUDITED = 100_000  # rows of one kind: strangers who are refused, and orgs, must not push out others'
 _MOST_LOOKED_THROUGH = 2000  # rows that are not wanted
+MOST_DEAD = 2000  # letters that are counted
+_MOST_DEAD_TEXT = 2000  # characters of a reason
 _ROW_BYTES = 300  # of a row, without what follows
 _AUDITED = "what || IIF(caller LIKE 'org:%', caller, '')"  # rows of the audit that share a bound
 # A key that must not be forgotten yet. What it stands for is not called again, so that its row stays; its
@@ -125,6 +127,16 @@ class Acceptance(NamedTuple):
 
     row: InvocationRow
     fresh: bool  # True: it was written now and has to run. False: its key is known, and this is that call
+
+
+class DeadHook(NamedTuple):
+    """The dead letters of one hook."""
+
+    plugin: str
+    hook: str
+    count: int
+    at: float  # when the last one died, and why
+    reason: str
 
 
 class Attempt(NamedTuple):
@@ -492,6 +504,18 @@ class LedgerFile(SqliteFile):
             (state, min(most, MOST_ROWS), after),
         )
         return _bounded(map(DeliveryRow._make, rows))
+
+    def dead_hooks(self) -> list[DeadHook]:
+        """The hooks with dead letters, the newest first. Those of orgs are one row without a name. A bounded
+        number of letters is looked through."""
+        rows = self._connection.execute(
+            "SELECT IIF(org, '', plugin) AS name, IIF(org, '', hook) AS of, COUNT(*), MAX(ended),"
+            " IIF(org, '', substr(reason, 1, ?2)) FROM (SELECT plugin, hook, ended, reason,"
+            " substr(plugin, 1, ?4) = ?3 OR poster LIKE 'org:%' AS org FROM deliveries WHERE state = 'dead'"
+            " ORDER BY created DESC LIMIT ?1) GROUP BY name, of ORDER BY MAX(ended) DESC",
+            (MOST_DEAD, _MOST_DEAD_TEXT, BINDING, len(BINDING)),
+        )
+        return [DeadHook(*row) for row in rows]
 
     def next_due(self, busy: Sequence[str] = (), after: float = 0.0) -> float | None:
         """When the next delivery is due, after a time, but for those of the plugins that are `busy`."""
