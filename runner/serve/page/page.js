@@ -150,7 +150,7 @@ function showOverview() {
   // A refusal takes no time. Among the calls it would make a plugin look fast that answers nobody.
   const took = seen.filter((each) => each.ran).slice(0, LATEST_CALLS).map((each) => each.seconds).sort((a, b) => a - b);
   put(at("latency"), took.length ? duration(took[took.length >> 1]) : "–");
-  put(at("latency-note"), took.length ? `median of ${took.length}, slowest ${duration(took[took.length - 1])}; without refusals` : seen.length ? "no call has reached a plugin" : "no calls yet");
+  put(at("latency-note"), took.length ? `median of ${took.length}, slowest ${duration(took[took.length - 1])}` : seen.length ? "no call has reached a plugin" : "no calls yet");
   const sum = (of) => Object.values(of).reduce((total, each) => total + each, 0);
   put(at("memory-title"), fleet ? "Workers that take calls" : "Memory");
   if (fleet) {
@@ -180,12 +180,12 @@ function showAttention() {
   const add = (kind, name, text, more = {}) => rows.push({ kind, name, text, ...more });
   const bad = true, can = daemon.can.includes("reset");
   if (daemon.fault) add("degraded", "the ledger", daemon.fault, { bad });
-  for (const { path, message } of daemon.configuration) add("fault", path, message);
+  if (fleet) addFleet(add, fleet, daemon.configuration);
+  else for (const { path, message } of daemon.configuration) add("fault", path, message);
   for (const each of plugins) {
     if (each.state === "quarantined" && !fleet) add("quarantined", each.name, each.reason, { bad, stderr: each.stderr || "It has written nothing to stderr.", reset: can });
     if (each.state === "pending") add("pending", each.name, each.reason, { command: each.allow });
   }
-  if (fleet) addFleet(add, fleet);
   for (const each of dead?.hooks ?? []) add("dead letters", each.plugin, `${count(each.count, "event")} for its hook ${shown(each.hook, 80)}; runner ctl dead lists them. The last, at ${clock(each.at)}: ${each.reason}`, { bad });
   if (!dead) add("not known", "dead letters", "The ledger cannot be read, so that nobody knows whether there are some.");
   else if (!dead.all) add("not known", "dead letters", "There are too many to count them all. runner ctl dead lists them.");
@@ -200,10 +200,10 @@ function showAttention() {
   });
 }
 
-// A fleet's workers tell what is wrong. The daemon's own faults say if they cannot be asked.
-function addFleet(add, { known, workers, queues, held, dead }) {
+// A fleet's workers tell what is wrong. The faults say why they cannot be asked.
+function addFleet(add, { known, workers, queues, held, dead }, faults) {
   const bad = true;
-  if (!known) return add("not known", "the fleet", "The servers do not tell what workers, quarantines and dead letters there are. What is below is old.", { bad });
+  if (!known) return add("not known", "the fleet", `Nobody tells what workers, quarantines and dead letters there are, and what is below is old: ${faults.map((each) => each.message).join("; ")}`, { bad });
   if (!workers.length) add("no worker", "the fleet", "Nobody takes calls: start one with runner worker.", { bad });
   for (const each of workers) {
     if (!["ready", "draining", "drained"].includes(each.state)) add(`worker ${each.state}`, each.worker, each.reason, { bad });

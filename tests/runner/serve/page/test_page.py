@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.launches, pytest.mark.needs("chromium", "user")]
 
 MARKUP = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>'
 BIDI = "safe\u202egnp.exe\u2066\x1b[31m\x07"
-LAST_WORDS = f"no such host: {MARKUP} safe\u202egnp.exe"  # of the plugin that is quarantined
+LAST_WORDS = f"db.example: no such host\n{MARKUP} safe\u202egnp.exe"  # of the plugin that is quarantined
 NEXO = """
 [plugin]
 id = "ID"
