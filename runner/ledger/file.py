@@ -510,7 +510,7 @@ class LedgerFile(SqliteFile):
         number of letters is looked through."""
         rows = self._connection.execute(
             "SELECT IIF(org, '', plugin) AS name, IIF(org, '', hook) AS of, COUNT(*), MAX(ended),"
-            " IIF(org, '', substr(reason, 1, ?2)) FROM (SELECT plugin, hook, ended, reason,"
+            " IIF(org, '', substr(IFNULL(reason, ''), 1, ?2)) FROM (SELECT plugin, hook, ended, reason,"
             " substr(plugin, 1, ?4) = ?3 OR poster LIKE 'org:%' AS org FROM deliveries WHERE state = 'dead'"
             " ORDER BY created DESC LIMIT ?1) GROUP BY name, of ORDER BY MAX(ended) DESC",
             (MOST_DEAD, _MOST_DEAD_TEXT, BINDING, len(BINDING)),

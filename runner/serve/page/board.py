@@ -329,11 +329,12 @@ def _held(workers: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         for each in worker["plugins"]:
             if not each["held"]:
                 continue
-            first = {"plugin": each["name"], "reason": each["held"], "workers": [], "count": 0, "stderr": ""}
-            row = found.setdefault((each["name"], each["digest"], each["held"]), first)
+            hold = each.get("hold", "")
+            first = {"plugin": each["name"], "hold": hold, "reason": each["held"], "workers": [], "count": 0}
+            row = found.setdefault((each["name"], each["digest"], hold + each["held"]), first)
             row["count"] += 1
             row["workers"] = [*row["workers"], worker["worker"]][:_MOST_NAMED]
-            row["stderr"] = row["stderr"] or _end(each.get("stderr") or "")
+            row["stderr"] = row.get("stderr") or _end(each.get("stderr", ""))
     return [_cut(row) for row in islice(found.values(), _MOST_ROWS)]
 
 

@@ -10,6 +10,12 @@ const SVG = "http://www.w3.org/2000/svg";
 const STATES = { ready: "good", starting: "work", draining: "work", backoff: "warn", pending: "warn", quarantined: "bad" };
 const TAKING = ["ready", "idle", "starting"]; // a plugin that is idle starts when it is called
 const FAILED = "!ok"; // a choice of outcomes
+// Who holds a plugin of a fleet: what a person can do.
+const HOLDS = {
+  operator: "runner ctl release --fleet URL ends it",
+  quarantined: "runner logs --fleet URL shows its stderr, and runner ctl reset --fleet URL ends it",
+  pending: "runner allow on those machines, if you trust it",
+};
 const LIMITS = { memory: "Memory", pids: "Processes", calls: "Calls", queue: "Waiting" };
 const SIZES = ["memory", "io", "file_size", "locked_memory", "message_queues", "disk", "tmp", "shm", "output"];
 const TIMES = ["cpu_time", "launch", "handshake", "call", "idle", "teardown", "deadline"];
@@ -182,8 +188,8 @@ function showAttention() {
   if (daemon.fault) add("degraded", "the ledger", daemon.fault, { bad });
   if (fleet) addFleet(add, fleet, daemon.configuration);
   else for (const { path, message } of daemon.configuration) add("fault", path, message);
-  for (const each of plugins) {
-    if (each.state === "quarantined" && !fleet) add("quarantined", each.name, each.reason, { bad, stderr: each.stderr || "It has written nothing to stderr.", reset: can });
+  for (const each of fleet ? [] : plugins) {
+    if (each.state === "quarantined") add("quarantined", each.name, each.reason, { bad, stderr: each.stderr || "It has written nothing to stderr.", reset: can });
     if (each.state === "pending") add("pending", each.name, each.reason, { command: each.allow });
   }
   for (const each of dead?.hooks ?? []) add("dead letters", each.plugin, `${count(each.count, "event")} for its hook ${shown(each.hook, 80)}; runner ctl dead lists them. The last, at ${clock(each.at)}: ${each.reason}`, { bad });
@@ -209,7 +215,10 @@ function addFleet(add, { known, workers, queues, held, dead }, faults) {
     if (!["ready", "draining", "drained"].includes(each.state)) add(`worker ${each.state}`, each.worker, each.reason, { bad });
     else if (each.reason && each.state === "ready") add("worker", each.worker, each.reason);
   }
-  for (const each of held) add("quarantined", each.plugin, `on ${count(each.count, "worker")} (${shown(each.workers.join(", "), 100)}): ${each.reason}`, { bad, stderr: each.stderr });
+  for (const each of held) {
+    const what = own(HOLDS, each.hold) || HOLDS.operator, where = `on ${count(each.count, "worker")} (${shown(each.workers.join(", "), 100)})`;
+    add(what === HOLDS.pending ? "pending" : "quarantined", each.plugin, `${where}; ${what}. ${each.reason}`, { bad: what !== HOLDS.pending, stderr: each.stderr });
+  }
   for (const each of queues) if (each.waiting && !each.workers.length && !each.held) add("waiting", each.plugin || each.digest.slice(0, 12), `${count(each.waiting, "call")} for it, and no worker takes them.`);
   if (dead === null) add("not known", "dead letters", "No worker tells how many the fleet has. runner ctl dead --fleet URL lists them.");
   else if (dead) add("dead letters", "the fleet", `${count(dead, "call")} that somebody has to decide about. runner ctl dead --fleet URL lists them.`, { bad });

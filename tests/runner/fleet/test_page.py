@@ -95,7 +95,7 @@ def check_quarantine(page: Page, bus: Bus) -> None:
         ask(bus.url, lambda client: operate.hold(client, action, name, reason))
 
     hold("quarantine", "mcp7", f"pays twice {MARKUP}")
-    page.until("#cards", "on 1 worker (w7): pays twice <img")
+    page.until("#cards", "on 1 worker (w7); runner ctl release --fleet URL ends it. pays twice <img")
     page.until_state("mcp7", "quarantined")
     assert page.text("#ready") == "0 of 1" and cards(page) == 2
     hold("release", "mcp7")

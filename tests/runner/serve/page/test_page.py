@@ -191,6 +191,8 @@ def check_plugins(page: Page, folder: Path) -> None:
     # A plugin that is idle takes calls: it is none of those that do not.
     assert wait_for(lambda: page.text("#states") == said_of(served.states()), step=0.1), page.text("#states")
     assert page.text("#ready") == "3 of 5" and page.text("#latency") != "–"
+    idle = next(name for name, state in served.states().items() if state == "idle")
+    assert page.row(idle, "return row.querySelector('.pill').className.trim()") == "pill"
     sparks = "return row.querySelectorAll('.sparks svg').length"
     assert wait_for(lambda: page.row("greeter", sparks) == 2, step=0.1)
 
@@ -214,6 +216,43 @@ def check_cards(page: Page) -> None:
     for number in range(2):
         assert page.served.ask("DELETE", f"/deliveries/d.{number}")[0] == 200
     assert wait_for(lambda: "dead letters" not in page.text("#cards"), step=0.1), page.text("#cards")
+    held = {"plugin": MARKUP, "workers": ["w1"], "count": 3, "reason": MARKUP, "stderr": ""}
+    fleet: dict[str, Any] = {"known": True, "workers": [], "queues": [], "held": [], "dead": 0}
+    queue = {"plugin": "p", "digest": "d" * 64, "workers": [], "waiting": 7, "begun": 0, "held": ""}
+    worker = {"worker": "w1", "running": 0, "slots": 1, "plugins": 0, "done": 0}
+    cases: list[tuple[str, dict[str, Any] | None, list[str]]] = [
+        ("dead", None, ["The ledger cannot be read"]),
+        ("dead", {"hooks": [], "all": False}, ["too many to count"]),
+        ("daemon", {"fault": "the disk is full"}, ["degraded", "the disk is full"]),
+        ("fleet", {**fleet, "known": False}, ["Nobody tells what workers"]),
+        ("fleet", {**fleet, "dead": None}, ["Nobody takes calls", "No worker tells"]),
+        ("fleet", {**fleet, "dead": 1}, ["1 call that somebody"]),
+        ("fleet", {**fleet, "queues": [queue]}, ["7 calls for it, and no worker"]),
+        ("fleet", {**fleet, "workers": [{**worker, "state": "bad", "reason": "no cgroups"}]}, ["worker bad"]),
+        (
+            "fleet",
+            {**fleet, "workers": [{**worker, "state": "ready", "reason": "full"}]},
+            ["worker w1", "full"],
+        ),
+        ("fleet", {**fleet, "held": [{**held, "hold": "constructor"}]}, ["on 3 workers (w1)", "ctl release"]),
+        ("fleet", {**fleet, "held": [{**held, "hold": "pending"}]}, ["pending", "runner allow"]),
+        (
+            "fleet",
+            {**fleet, "held": [{**held, "hold": "quarantined", "stderr": f"1\n{MARKUP}"}]},
+            ["ctl reset", f"1{MARKUP}"],
+        ),
+    ]
+    take = """const [name, value] = arguments, before = board[name];
+        take(name, name === "daemon" ? {...before, ...value} : value);
+        const found = [document.getElementById('cards').textContent, document.querySelector('.empty').hidden];
+        take(name, before);
+        return found"""
+    for name, value, words in cases:
+        text, is_not_well = page.run(take, name, value)
+        assert is_not_well and all(word in text for word in words), (
+            words,
+            text,
+        )
 
 
 def check_calls(page: Page) -> None:
@@ -400,6 +439,9 @@ def check_reading(page: Page) -> None:
     assert page.run("return [...document.querySelectorAll('thead th')].every(e => e.scope === 'col')")
     assert page.run("return document.querySelector('#link').getAttribute('role')") == "status"
     for css in (
+        "#call-plugin",
+        "#call-outcome",
+        "#call-pause",
         "#log-plugin",
         "#log-search",
         "#log-follow",
