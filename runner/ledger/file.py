@@ -134,7 +134,7 @@ class DeadHook(NamedTuple):
 
     plugin: str
     hook: str
-    count: int
+    letters: int
     at: float  # when the last one died, and why
     reason: str
 

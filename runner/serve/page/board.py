@@ -341,7 +341,7 @@ def _held(workers: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def _dead(rows: list[DeadHook]) -> dict[str, Any]:
     """`all`: False if there may be more than are counted."""
     own = [_cut(row._asdict()) for row in rows if row.plugin]
-    return {"hooks": own[:_MOST_ROWS], "all": sum(row.count for row in rows) < MOST_DEAD}
+    return {"hooks": own[:_MOST_ROWS], "all": sum(row.letters for row in rows) < MOST_DEAD}
 
 
 def _end(text: str) -> str:

@@ -571,7 +571,7 @@ def test_hooks_with_dead_letters_and_nothing_of_orgs(file: LedgerFile, clock: Cl
             (attempt,) = file.do(LedgerFile.claim, 1, name)
             reason = f"{number} of {poster} " + "x" * 5000
             file.do(LedgerFile.settle, attempt, "dead", EndOfCall("plugin_error"), reason)
-    found = [(row.plugin, row.hook, row.count, row.at - 1e9, row.reason[:10]) for row in file.dead_hooks()]
+    found = [(row.plugin, row.hook, row.letters, row.at - 1e9, row.reason[:10]) for row in file.dead_hooks()]
     assert found == [
         ("", "", 2, 5.0, ""),  # of orgs
         ("other", "hook other", 1, 3.0, "2 of token"),
