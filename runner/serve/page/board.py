@@ -69,6 +69,8 @@ class Board:
         self._samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
         self._usage: dict[str, LiveUsage] = {}
         self._counted: tuple[dict[str, int], ...] = ({}, {})  # calls that ended, and that failed
+        self._dead: dict[str, Any] | None = None  # as of a moment ago; None: the ledger was never read
+        self._dead_due = 0.0
         self._version = 0
         self._readers = 0
         self._over = False
@@ -149,13 +151,15 @@ class Board:
             "daemon": self._daemon(),
             "plugins": [self._plugin(each) for each in self._shown_plugins()],
             "fleet": self._fleet(),
-            "dead": None,
+            "dead": self._dead,
             "questions": [_cut(dict(each)) for each in islice(self.questions(), _MOST_ROWS)],
         }
         with suppress(LedgerUnusable):  # the daemon's section says so
             rows = await self._ledger.do(LedgerFile.invocations_of_no_org, _MOST_ROWS)
             made["calls"] = [_call(row) for row in rows]
-            made["dead"] = _dead(await self._ledger.do(LedgerFile.dead_hooks))
+            if trio.current_time() >= self._dead_due:
+                self._dead_due = trio.current_time() + SAMPLE_SECONDS
+                made["dead"] = self._dead = _dead(await self._ledger.do(LedgerFile.dead_hooks))
             refusals = await self._ledger.do(LedgerFile.audit_of_no_org, "refusal", _MOST_AUDITED)
             arrivals = await self._ledger.do(LedgerFile.audit_of_no_org, "connection", _MOST_AUDITED)
             made["refusals"] = [*self._denials(), *_audited(row for row in refusals if not row.plugin)]
@@ -339,9 +343,9 @@ def _held(workers: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _dead(rows: list[DeadHook]) -> dict[str, Any]:
-    """`all`: False if there may be more than are counted."""
-    own = [_cut(row._asdict()) for row in rows if row.plugin]
-    return {"hooks": own[:_MOST_ROWS], "all": sum(row.letters for row in rows) < MOST_DEAD}
+    """`all`: False if there may be more."""
+    all_ = sum(row.letters for row in rows) < MOST_DEAD
+    return {"hooks": [_cut(row._asdict()) for row in rows if row.plugin], "all": all_}
 
 
 def _end(text: str) -> str:

@@ -192,9 +192,9 @@ function showAttention() {
     if (each.state === "quarantined") add("quarantined", each.name, each.reason, { bad, stderr: each.stderr || "It has written nothing to stderr.", reset: can });
     if (each.state === "pending") add("pending", each.name, each.reason, { command: each.allow });
   }
-  for (const each of dead?.hooks ?? []) add("dead letters", each.plugin, `${count(each.letters, "event")} for its hook ${shown(each.hook, 80)}; runner ctl dead lists them. The last, at ${clock(each.at)}: ${each.reason}`, { bad });
+  for (const each of dead?.hooks ?? []) add("dead letters", each.plugin, `${dead.all ? "" : "at least "}${count(each.letters, "event")} for its hook ${shown(each.hook, 80)}; runner ctl dead lists them. The last, at ${clock(each.at)}: ${each.reason}`, { bad });
   if (!dead) add("not known", "dead letters", "The ledger cannot be read, so that nobody knows whether there are some.");
-  else if (!dead.all) add("not known", "dead letters", "There are too many to count them all. runner ctl dead lists them.");
+  else if (!dead.all) add("not known", "dead letters", "There may be more than are looked at here. runner ctl dead lists them.");
   for (const each of questions) add("changed", each.plugin, `${each.tool}: ${each.change}`, { command: each.command });
   keep(at("cards"), rows, (row) => {
     const title = make("p", {}, make("span", { class: `pill ${row.bad ? "bad" : "warn"}` }, row.kind), " ", make("span", { class: "name" }, row.name));

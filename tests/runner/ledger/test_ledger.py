@@ -554,7 +554,9 @@ def test_a_caller_that_fills_what_waits_leaves_room_for_others(path: str, share:
     file.close()
 
 
-def test_hooks_with_dead_letters_and_nothing_of_orgs(file: LedgerFile, clock: Clock) -> None:
+def test_hooks_with_dead_letters_and_nothing_of_orgs(
+    file: LedgerFile, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     posted = {
         "a": ("demo", "uid:0"),
         "b": ("demo", "uid:0"),
@@ -578,6 +580,8 @@ def test_hooks_with_dead_letters_and_nothing_of_orgs(file: LedgerFile, clock: Cl
         ("demo", "hook demo", 2, 2.0, "1 of uid:0"),
     ]
     assert max(len(row.reason) for row in file.dead_hooks()) == 2000
+    monkeypatch.setattr("runner.ledger.file.MOST_DEAD", 3)
+    assert [(row.plugin, row.letters) for row in file.dead_hooks()] == [("", 2), ("other", 1)]
 
 
 def test_a_delivery_that_was_removed_may_come_again(file: LedgerFile) -> None:
