@@ -521,6 +521,8 @@ async function live() {
     } catch { /* told below */ }
     clearTimeout(silence);
     abort.abort();
+    known.clear();
+    at("attention").querySelector(".empty").hidden = true; // nobody knows that all is well
     tell("lost", "Connection lost, trying again");
     await pause(Math.min(15, 0.5 * 2 ** failures++));
   }

@@ -134,8 +134,11 @@ def test_the_page(
             check_logs(page)
             check_reading(page)
             check_other_origin(page, url)
+            well = "document.querySelector('#attention .empty')"
+            page.run(f"{well}.hidden = false")
             served.end()
             page.until("#link", "Connection lost")
+            assert page.run(f"return {well}.hidden && known.size === 0")  # nobody knows that all is well
             assert page.run("return document.getElementById('main').classList.contains('stale')")
         with serving(runner_as, plugin_dir, *http_at, f"127.0.0.1:{port}") as served:
             page.served = served
