@@ -189,7 +189,7 @@ function showAttention() {
   if (fleet) addFleet(add, fleet, daemon.configuration);
   else for (const { path, message } of daemon.configuration) add("fault", path, message);
   for (const each of fleet ? [] : plugins) {
-    if (each.state === "quarantined") add("quarantined", each.name, each.reason, { bad, stderr: each.stderr || "It has written nothing to stderr.", reset: can });
+    if (each.state === "quarantined") add("quarantined", each.name, each.reason, { bad, stderr: each.stderr || "Nothing on stderr since the daemon began.", reset: can });
     if (each.state === "pending") add("pending", each.name, each.reason, { command: each.allow });
   }
   for (const each of dead?.hooks ?? []) add("dead letters", each.plugin, `${dead.all ? "" : "at least "}${count(each.letters, "event")} for its hook ${shown(each.hook, 80)}; runner ctl dead lists them. The last, at ${clock(each.at)}: ${each.reason}`, { bad });
