@@ -505,6 +505,15 @@ class LedgerFile(SqliteFile):
         )
         return _bounded(map(DeliveryRow._make, rows))
 
+    def next_due(self, busy: Sequence[str] = (), after: float = 0.0) -> float | None:
+        """When the next delivery is due, after a time, but for those of the plugins that are `busy`."""
+        marks = ", ".join("?" * len(busy))
+        query = (
+            f"SELECT MIN(due) FROM deliveries WHERE state = 'queued' AND due > ? AND plugin NOT IN ({marks})"
+        )
+        (due,) = self._connection.execute(query, (after, *busy)).fetchone()
+        return None if due is None else float(due)
+
     def dead_hooks(self) -> list[DeadHook]:
         """The hooks of the last dead letters, the newest first. Those of orgs are one row without a name.
         Few letters are looked through: one with a large event takes up to half a millisecond."""
@@ -516,15 +525,6 @@ class LedgerFile(SqliteFile):
             (MOST_DEAD, _MOST_DEAD_TEXT, BINDING, len(BINDING)),
         )
         return [DeadHook(*row) for row in rows]
-
-    def next_due(self, busy: Sequence[str] = (), after: float = 0.0) -> float | None:
-        """When the next delivery is due, after a time, but for those of the plugins that are `busy`."""
-        marks = ", ".join("?" * len(busy))
-        query = (
-            f"SELECT MIN(due) FROM deliveries WHERE state = 'queued' AND due > ? AND plugin NOT IN ({marks})"
-        )
-        (due,) = self._connection.execute(query, (after, *busy)).fetchone()
-        return None if due is None else float(due)
 
     # --- audit ----------------------------------------------------------------------------------------------
 
