@@ -141,6 +141,12 @@ function plot(values, label) {
   return svg;
 }
 
+// A plot that is as before stays: what reads the page aloud may be at it.
+function draw(node, values, label) {
+  const drawn = JSON.stringify([values, label]);
+  if (node.dataset.drawn !== drawn) { node.dataset.drawn = drawn; put(node, plot(values, label)); }
+}
+
 // --- what is shown ------------------------------------------------------------------------------------------
 
 function showOverview() {
@@ -161,16 +167,17 @@ function showOverview() {
   put(at("memory-title"), fleet ? "Workers that take calls" : "Memory");
   if (fleet) {
     put(at("memory"), fleet.known ? `${fleet.workers.filter((each) => each.state === "ready").length} of ${fleet.workers.length}` : "not known");
-    put(at("memory-plot"));
+    at("memory-plot").hidden = true;
   } else {
     const memory = samples.map((each) => sum(each.memory)), now = memory.at(-1) ?? 0;
     put(at("memory"), bytes(now));
-    put(at("memory-plot"), plot(memory, `Memory of all plugins: now ${bytes(now)}, most ${bytes(Math.max(...memory, 0))}`));
+    at("memory-plot").hidden = false;
+    draw(at("memory-plot"), memory, `Memory of all plugins: now ${bytes(now)}, most ${bytes(Math.max(...memory, 0))}`);
   }
   for (const [id, word, of] of [["rate", "Calls", "calls"], ["errors", "Errors", "failed"]]) {
     const rates = perMinute(samples.map((each) => sum(each[of]))), rate = rates.at(-1) ?? 0;
     put(at(id), String(rate));
-    put(at(`${id}-plot`), plot(rates, `${word} a minute: now ${rate}, most ${Math.max(...rates, 0)}`));
+    draw(at(`${id}-plot`), rates, `${word} a minute: now ${rate}, most ${Math.max(...rates, 0)}`);
   }
 }
 

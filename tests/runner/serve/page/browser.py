@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
+from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.remote.webelement import WebElement
 
@@ -127,6 +129,12 @@ class Page:
     def press(self, button: WebElement) -> None:
         self.run("arguments[0].scrollIntoView({block: 'center'})", button)  # not below the header
         button.click()
+
+    def is_named(self, css: str) -> bool:
+        """Whether the first such element has a name for people who hear the page. Plots are drawn again."""
+        with contextlib.suppress(StaleElementReferenceException):
+            return bool(self.browser.find_element(By.CSS_SELECTOR, css).accessible_name)
+        return False
 
     def choose(self, css: str, value: str) -> None:
         script = "const [css, value] = arguments, it = document.querySelector(css); it.value = value;"

@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -450,7 +451,7 @@ def check_reading(page: Page) -> None:
         "meter",
         "svg",
     ):
-        assert page.browser.find_element(By.CSS_SELECTOR, css).accessible_name, css
+        assert wait_for(partial(page.is_named, css), step=0.1), css
     # The first stop of the keyboard leads past the header; the next ones are in the order of the page.
     page.browser.refresh()
     page.until("#link", "Live")  # the session outlives it
