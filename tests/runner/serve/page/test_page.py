@@ -300,6 +300,7 @@ def check_calls(page: Page) -> None:
     assert {row[0] for row in rows()} == {"acme.devkit"}
     page.choose("#call-plugin", "")
     page.choose("#call-outcome", "")
+    assert wait_for(lambda: all(row[1] != "running" for row in rows()), step=0.1)  # its end is shown, too
     # While it is paused the rows stay, though others are there.
     before = rows()
     page.press(page.browser.find_element(By.ID, "call-pause"))
