@@ -504,6 +504,8 @@ def presence_of(raw: bytes) -> dict[str, Any] | None:
         return None
     row: dict[str, Any] = {key: _text(found.get(key)) for key in ("worker", "version", "state", "reason")}
     row |= {key: _number(found.get(key)) for key in ("slots", "running", "since", "at", "done", "late")}
+    dead = found.get("dead")  # letters, of the whole fleet
+    row["dead"] = dead if isinstance(dead, int) and 0 <= dead < _MOST_NUMBER else None
     row["plugins"] = []
     listed = found.get("plugins")
     for each in listed[:_MOST_PLUGINS] if isinstance(listed, list) else ():

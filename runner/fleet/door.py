@@ -50,7 +50,8 @@ class FleetSupervisor(Supervisor):
         self.known: dict[str, FleetPlugin] = {}
         self.since: dict[str, float] = {}
         self.fault = ""
-        self.overview: dict[str, Any] = {}
+        self.overview: dict[str, Any] = {}  # empty: the servers did not tell it when they were asked last
+        self.on_look: Callable[[], None] = lambda: None
 
     async def look(self) -> None:
         """Ask who is there."""
@@ -59,8 +60,10 @@ class FleetSupervisor(Supervisor):
             self.overview = await self._fleet.thread.run(queues, self._fleet.client)
             self.fault = ""
         except NoFleet as lost:
-            self.fault = str(lost)
+            self.fault, self.overview = str(lost), {}
+            self.on_look()
             return
+        self.on_look()
         for name in found.keys() | self.known.keys():
             if found.get(name) != self.known.get(name):
                 self.since[name] = time.time()
@@ -168,16 +171,22 @@ class FleetSupervisor(Supervisor):
 class FleetRoster(Roster):
     """What the fleet's workers offer. Policy, approvals and settings are theirs."""
 
+    actions = ()  # the workers start, end and read them
+
     def __init__(
         self, supervisor: FleetSupervisor, environ: Mapping[str, str], say: Callable[[str], None]
     ) -> None:
         super().__init__(supervisor, None, (), None, None, environ, say)
         self._fleet = supervisor
+        supervisor.on_look = self._take_fault
+        self._take_fault()
+
+    def _take_fault(self) -> None:
+        fault = self._fleet.fault
+        self.faults = (SourceFault("the fleet", fault),) if fault else ()
 
     async def reload(self, name: str | None = None) -> None:
         await self._fleet.look()
-        fault = self._fleet.fault
-        self.faults = (SourceFault("the fleet", fault),) if fault else ()
         self.on_reload()
 
     def _found(self, name: str) -> FleetPlugin:
@@ -203,7 +212,7 @@ class FleetRoster(Roster):
         return "unknown"
 
     def fleet(self) -> dict[str, Any] | None:
-        return self._fleet.overview or None
+        return self._fleet.overview
 
     def hooks_for(self, event: str, name: str | None = None) -> list[tuple[str, str]]:
         message = "a door in front of a fleet has no manifests, so it does not know which hooks want an event"

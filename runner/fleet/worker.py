@@ -137,6 +137,7 @@ class FleetWorker:
         self._has_room = True  # in the ledger
         self._disk_fault = ""
         self._leader = server_words(bus.nc)  # the server that has the ledger
+        self._letters: int | None = None  # dead ones, of the whole fleet; None: it was not told yet
         self._launch_failures = 0
         self._counts = {"done": 0, "late": 0}  # late: it was taken for dead, and its end came after another
 
@@ -271,6 +272,7 @@ class FleetWorker:
             return
         if info.cluster is not None and info.cluster.leader:
             self._leader = info.cluster.leader
+        self._letters = letters.state.messages
         had, most = self._has_room, info.config.max_bytes or 0
         self._shares.measured(LEDGER, most)
         self._shares.measured(DEAD, letters.config.max_bytes or 0)
@@ -333,6 +335,7 @@ class FleetWorker:
             "at": self._clock.now(),
             "done": self._counts["done"],
             "late": self._counts["late"],
+            **({} if self._letters is None else {"dead": self._letters}),
             "plugins": plugins,
         }
 

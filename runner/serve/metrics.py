@@ -78,7 +78,7 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._names: set[str] = set()
         self.ended: dict[str, int] = {}  # calls, by the plugin's name
-        self.failed: dict[str, int] = {}
+        self.failed: dict[str, int] = {}  # not those that their callers gave up
         make: Any = {"registry": self._registry}
         self._calls = Counter("runner_calls", "calls that have ended, by outcome", ["plugin", "code"], **make)
         self._seconds = Histogram(
@@ -99,7 +99,7 @@ class Metrics:
     def call(self, plugin: str, code: str, cause: str, seconds: float) -> None:
         name = self._known(plugin)
         self.ended[name] = self.ended.get(name, 0) + 1
-        self.failed[name] = self.failed.get(name, 0) + (code != "ok")
+        self.failed[name] = self.failed.get(name, 0) + (code not in ("ok", "cancelled"))
         self._calls.labels(name, code).inc()
         self._seconds.labels(name).observe(seconds)
         if code == "crashed" and cause and not cause.startswith(("exit", "signal")):

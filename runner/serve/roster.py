@@ -71,6 +71,9 @@ class PolicyJudgement(NamedTuple):
 
 
 class Roster:
+    # What the page may ask of a plugin, by the words of its routes.
+    actions: Sequence[str] = ("start", "stop", "reset", "reload", "logs")
+
     def __init__(
         self,
         supervisor: Supervisor,
@@ -349,7 +352,7 @@ class Roster:
         return Secrets() if found is None else found
 
     def fleet(self) -> dict[str, Any] | None:
-        """The workers and queues of a fleet. None: the plugins run in this process."""
+        """The workers and queues of a fleet; {}: they are not known now. None: the plugins run here."""
         return None
 
     def hooks_for(self, event: str, name: str | None = None) -> list[tuple[str, str]]:

@@ -22,7 +22,7 @@ from typing import Any
 import trio
 
 from runner import __version__
-from runner.ledger.file import LedgerFile, LedgerUnusable
+from runner.ledger.file import MOST_DEAD, DeadHook, LedgerFile, LedgerUnusable
 from runner.ledger.ledger import Ledger
 from runner.ledger.rows import BINDING, AuditRow, InvocationRow
 from runner.lifecycle.spec import Status
@@ -44,6 +44,10 @@ _MOST_AUDITED = 200  # of which the same are one row
 _MOST_PLUGINS = 500
 _MOST_TEXT = 2000  # characters of a text that a plugin or a client may have written
 _MOST_HEARD = 100  # network connections and pieces of advice
+_MOST_NAMED = 10  # workers of a card
+# Outcomes of calls that took a plugin's time. All others are refusals: their time says nothing about it.
+_RAN = ("ok", "plugin_error", "timeout", "crashed", "malformed_response")
+_HELD = ("quarantined", "pending")
 
 
 class Sample(NamedTuple):
@@ -51,6 +55,7 @@ class Sample(NamedTuple):
     time: float
     memory: dict[str, int]  # bytes, by plugin
     calls: dict[str, int]  # that ended since the last sample
+    failed: dict[str, int]  # of them
 
 
 class Board:
@@ -63,7 +68,9 @@ class Board:
         self._sections: dict[str, tuple[int, str, Any]] = {}  # the version, the text and the value
         self._samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
         self._usage: dict[str, LiveUsage] = {}
-        self._counted: dict[str, int] = {}
+        self._counted: tuple[dict[str, int], ...] = ({}, {})  # calls that ended, and that failed
+        self._dead: dict[str, Any] | None = None  # as of a moment ago; None: the ledger was never read
+        self._dead_due = 0.0
         self._version = 0
         self._readers = 0
         self._over = False
@@ -115,12 +122,10 @@ class Board:
             roots = {each.name: each.pids for each in self._plugins()}
             self._usage = await trio.to_thread.run_sync(usage_below, roots)
             memory = {name: usage.memory for name, usage in self._usage.items() if usage.memory}
-            ended = {name: count for name, count in self._metrics.ended.items() if name != BINDINGS}
-            calls = {
-                name: more for name, all_ in ended.items() if (more := all_ - self._counted.get(name, 0))
-            }
-            self._counted = ended
-            self._samples.append(Sample(number, time.time(), memory, calls))
+            counted = dict(self._metrics.ended), dict(self._metrics.failed)
+            more = (_grown(before, now) for before, now in zip(self._counted, counted, strict=True))
+            self._counted = counted
+            self._samples.append(Sample(number, time.time(), memory, *more))
             number += 1
             self._tell()
             await trio.sleep(SAMPLE_SECONDS)
@@ -144,13 +149,17 @@ class Board:
     async def _make_sections(self) -> None:
         made: dict[str, Any] = {
             "daemon": self._daemon(),
-            "plugins": [self._plugin(each) for each in self._plugins()[:_MOST_PLUGINS]],
+            "plugins": [self._plugin(each) for each in self._shown_plugins()],
             "fleet": self._fleet(),
+            "dead": self._dead,
             "questions": [_cut(dict(each)) for each in islice(self.questions(), _MOST_ROWS)],
         }
         with suppress(LedgerUnusable):  # the daemon's section says so
             rows = await self._ledger.do(LedgerFile.invocations_of_no_org, _MOST_ROWS)
             made["calls"] = [_call(row) for row in rows]
+            if trio.current_time() >= self._dead_due:
+                self._dead_due = trio.current_time() + SAMPLE_SECONDS
+                made["dead"] = self._dead = _dead(await self._ledger.do(LedgerFile.dead_hooks))
             refusals = await self._ledger.do(LedgerFile.audit_of_no_org, "refusal", _MOST_AUDITED)
             arrivals = await self._ledger.do(LedgerFile.audit_of_no_org, "connection", _MOST_AUDITED)
             made["refusals"] = [*self._denials(), *_audited(row for row in refusals if not row.plugin)]
@@ -174,6 +183,13 @@ class Board:
     def _plugins(self) -> list[Status]:
         return [each for each in self._supervisor.plugins() if not _is_of_org(each.name)]
 
+    def _shown_plugins(self) -> list[Status]:
+        """If they are too many, not those that need somebody are left out."""
+        found = self._plugins()
+        if len(found) > _MOST_PLUGINS:
+            found.sort(key=lambda each: each.state not in _HELD)
+        return found[:_MOST_PLUGINS]
+
     def _daemon(self) -> dict[str, Any]:
         status = "draining" if self._desk.draining else "degraded" if self._ledger.fault else "ok"
         faults = [_cut({"path": each.path, "message": each.message}) for each in self._roster.faults]
@@ -185,19 +201,28 @@ class Board:
             "began": self._began,
             "uid": os.geteuid(),
             "configuration": faults[:_MOST_ROWS],
+            "can": list(self._roster.actions),
         }
 
     def _fleet(self) -> dict[str, Any] | None:
         """Workers and queues, if the plugins run elsewhere."""
         found = self._roster.fleet()
-        if not found:
+        if found is None:
             return None
-        kept = ("worker", "state", "reason", "running", "slots")
+        kept = ("worker", "state", "reason", "running", "slots", "done")
+        all_workers = found.get("workers", [])
+        told = [each["dead"] for each in all_workers if each["dead"] is not None]
         workers = [
-            _cut({**{key: each[key] for key in kept}, "plugins": len(each["plugins"]), "done": each["done"]})
-            for each in found["workers"][:_MOST_PLUGINS]
+            _cut({**{key: each[key] for key in kept}, "plugins": len(each["plugins"])})
+            for each in all_workers[:_MOST_PLUGINS]
         ]
-        return {"workers": workers, "queues": [_cut(each) for each in found["queues"][:_MOST_PLUGINS]]}
+        return {
+            "known": bool(found),
+            "workers": workers,
+            "queues": [_cut(each) for each in found.get("queues", [])[:_MOST_PLUGINS]],
+            "held": _held(all_workers),
+            "dead": max(told, default=None),
+        }
 
     def _plugin(self, status: Status) -> dict[str, Any]:
         known = self._roster.describe(status)
@@ -214,8 +239,10 @@ class Board:
             {
                 **{key: known.get(key) or "" for key in ("name", "id", "contract", "manifest")},
                 **{key: known[key] for key in ("state", "reason", "attempts", "restarts")},
+                "stderr": self._stderr(status),
                 "version": (status.identity and status.identity.version) or known.get("version") or "",
                 "since": round(status.since),
+                "workers": len(known["workers"]) if "workers" in known else None,
                 "calls": self._metrics.ended.get(status.name, 0),
                 "failed": self._metrics.failed.get(status.name, 0),
                 "allow": self._roster.allow(status.name),
@@ -223,6 +250,12 @@ class Board:
                 "limits": {name: value for name, value in limits.items() if value is not None},
             }
         )
+
+    def _stderr(self, status: Status) -> str:
+        """The last that a plugin in quarantine has said."""
+        if status.state != "quarantined" or "logs" not in self._roster.actions:
+            return ""
+        return _end(self._supervisor.logs(status.name))
 
     def _denials(self) -> list[dict[str, Any]]:
         """What plugins asked for and do not get, with the command that allows it."""
@@ -279,11 +312,44 @@ def _call(row: InvocationRow) -> dict[str, Any]:
             "code": row.code,
             "bytes": row.output_bytes or 0,
             "seconds": None if row.ended is None else max(0.0, row.ended - began),
+            "ran": row.started is not None and row.code in _RAN,
             "message": outcome.get("message", ""),
             "hint": outcome.get("hint", ""),
             "cause": outcome.get("cause", ""),
         }
     )
+
+
+def _grown(before: dict[str, int], now: dict[str, int]) -> dict[str, int]:
+    """By how much each has grown."""
+    more = {name: all_ - before.get(name, 0) for name, all_ in now.items() if name != BINDINGS}
+    return {name: count for name, count in more.items() if count}
+
+
+def _held(workers: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Plugins that workers have and do not run, with the reason. The same of several workers is one row."""
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for worker in workers:
+        for each in worker["plugins"]:
+            if not each["held"]:
+                continue
+            hold = each.get("hold", "")
+            first = {"plugin": each["name"], "hold": hold, "reason": each["held"], "workers": [], "count": 0}
+            row = found.setdefault((each["name"], each["digest"], hold + each["held"]), first)
+            row["count"] += 1
+            row["workers"] = [*row["workers"], worker["worker"]][:_MOST_NAMED]
+            row["stderr"] = row.get("stderr") or _end(each.get("stderr", ""))
+    return [_cut(row) for row in islice(found.values(), _MOST_ROWS)]
+
+
+def _dead(rows: list[DeadHook]) -> dict[str, Any]:
+    """`all`: False if there may be more."""
+    all_ = sum(row.letters for row in rows) < MOST_DEAD
+    return {"hooks": [_cut(row._asdict()) for row in rows if row.plugin], "all": all_}
+
+
+def _end(text: str) -> str:
+    return text if len(text) <= _MOST_TEXT else "…" + text[-(_MOST_TEXT - 1) :]
 
 
 def _audited(rows: Iterable[AuditRow]) -> list[dict[str, Any]]:

@@ -5,15 +5,27 @@
 const KEY = "runner-page"; // where the session's key is: storage that belongs to this port
 const SILENCE_SECONDS = 25; // the daemon sends something every 10 at least
 const MOST_LINES = 2000, SHOWN_LINES = 500, MOST_LINE = 4000, MOST_CELL = 300, MOST_SAMPLES = 360;
+const MOST_CALLS = 1000, SHOWN_CALLS = 200, LATEST_CALLS = 50, STDERR_LINES = 15;
 const SVG = "http://www.w3.org/2000/svg";
 const STATES = { ready: "good", starting: "work", draining: "work", backoff: "warn", pending: "warn", quarantined: "bad" };
+const TAKING = ["ready", "idle", "starting"]; // a plugin that is idle starts when it is called
+const FAILED = "!ok"; // a choice of outcomes
+// Who holds a plugin of a fleet: what a person can do.
+const HOLDS = {
+  operator: "runner ctl release --fleet URL ends it",
+  quarantined: "runner logs --fleet URL shows its stderr, and runner ctl reset --fleet URL ends it",
+  pending: "runner allow on those machines, if you trust it",
+};
 const LIMITS = { memory: "Memory", pids: "Processes", calls: "Calls", queue: "Waiting" };
 const SIZES = ["memory", "io", "file_size", "locked_memory", "message_queues", "disk", "tmp", "shm", "output"];
 const TIMES = ["cpu_time", "launch", "handshake", "call", "idle", "teardown", "deadline"];
 
 const at = (id) => document.getElementById(id);
-const board = { plugins: [], calls: [], refusals: [], connections: [], questions: [], daemon: null, fleet: null };
+const board = { plugins: [], refusals: [], connections: [], questions: [], daemon: null, fleet: null, dead: null };
+const known = new Set(); // sections that have come
 let samples = [];
+let seen = []; // calls, the newest first: what the daemon has sent since the page connected
+let paused = null; // the calls that stay on the page
 
 // --- text ---------------------------------------------------------------------------------------------------
 
@@ -129,26 +141,44 @@ function plot(values, label) {
   return svg;
 }
 
+// A plot that is as before stays: what reads the page aloud may be at it.
+function draw(node, values, label) {
+  const drawn = JSON.stringify([values, label]);
+  if (node.dataset.drawn !== drawn) { node.dataset.drawn = drawn; put(node, plot(values, label)); }
+}
+
 // --- what is shown ------------------------------------------------------------------------------------------
 
 function showOverview() {
-  const { plugins, calls, daemon } = board;
-  const ready = plugins.filter((each) => each.state === "ready").length;
-  put(at("ready"), `${ready} of ${plugins.length} ready`);
+  const { plugins, daemon, fleet } = board, states = new Map();
+  for (const { state } of plugins) states.set(state, (states.get(state) ?? 0) + 1);
+  const taking = TAKING.reduce((total, state) => total + (states.get(state) ?? 0), 0);
+  put(at("ready"), `${taking} of ${plugins.length}`);
+  put(at("states"), [...states].map(([state, number]) => `${number} ${state}`).join(", "));
   if (daemon) {
     const degraded = daemon.status === "ok" ? "" : `${daemon.status}: ${daemon.fault || "it ends"}; `;
     put(at("daemon"), `${degraded}runner ${daemon.version}, up ${age(daemon.began)}`);
   }
-  const took = calls.map((each) => each.seconds).filter((each) => each !== null).sort((a, b) => a - b);
+  // A refusal takes no time. Among the calls it would make a plugin look fast that answers nobody.
+  const took = seen.filter((each) => each.ran).slice(0, LATEST_CALLS).map((each) => each.seconds).sort((a, b) => a - b);
   put(at("latency"), took.length ? duration(took[took.length >> 1]) : "–");
-  put(at("latency-note"), took.length ? `median of ${took.length}, slowest ${duration(took[took.length - 1])}` : "no calls yet");
+  put(at("latency-note"), took.length ? `median of ${took.length}, slowest ${duration(took[took.length - 1])}` : seen.length ? "no call has reached a plugin" : "no calls yet");
   const sum = (of) => Object.values(of).reduce((total, each) => total + each, 0);
-  const memory = samples.map((each) => sum(each.memory)), rates = perMinute(samples.map((each) => sum(each.calls)));
-  const now = memory.at(-1) ?? 0, rate = rates.at(-1) ?? 0;
-  put(at("memory"), bytes(now));
-  put(at("memory-plot"), plot(memory, `Memory of all plugins: now ${bytes(now)}, most ${bytes(Math.max(...memory, 0))}`));
-  put(at("rate"), rate.toFixed(rate < 10 && rate % 1 ? 1 : 0));
-  put(at("rate-plot"), plot(rates, `Calls a minute: now ${rate.toFixed(1)}, most ${Math.max(...rates, 0).toFixed(1)}`));
+  put(at("memory-title"), fleet ? "Workers that take calls" : "Memory");
+  if (fleet) {
+    put(at("memory"), fleet.known ? `${fleet.workers.filter((each) => each.state === "ready").length} of ${fleet.workers.length}` : "not known");
+    at("memory-plot").hidden = true;
+  } else {
+    const memory = samples.map((each) => sum(each.memory)), now = memory.at(-1) ?? 0;
+    put(at("memory"), bytes(now));
+    at("memory-plot").hidden = false;
+    draw(at("memory-plot"), memory, `Memory of all plugins: now ${bytes(now)}, most ${bytes(Math.max(...memory, 0))}`);
+  }
+  for (const [id, word, of] of [["rate", "Calls", "calls"], ["errors", "Errors", "failed"]]) {
+    const rates = perMinute(samples.map((each) => sum(each[of]))), rate = rates.at(-1) ?? 0;
+    put(at(id), String(rate));
+    draw(at(`${id}-plot`), rates, `${word} a minute: now ${rate}, most ${Math.max(...rates, 0)}`);
+  }
 }
 
 // Calls of the last minute before each sample: samples are 5 seconds apart.
@@ -158,20 +188,47 @@ function perMinute(counts) {
 }
 
 function showAttention() {
-  const rows = [];
-  for (const { path, message } of board.daemon?.configuration ?? []) rows.push({ kind: "fault", title: path, text: message });
-  for (const each of board.plugins) {
-    if (each.state === "quarantined") rows.push({ kind: "quarantined", name: each.name, text: each.reason });
-    if (each.state === "pending") rows.push({ kind: "pending", name: each.name, text: each.reason, command: each.allow });
+  if (!["daemon", "plugins", "fleet", "dead"].every((name) => known.has(name))) return; // nobody knows yet that all is well
+  const { daemon, plugins, fleet, dead, questions } = board, rows = [];
+  const add = (kind, name, text, more = {}) => rows.push({ kind, name, text, ...more });
+  const bad = true, can = daemon.can.includes("reset");
+  if (daemon.fault) add("degraded", "the ledger", daemon.fault, { bad });
+  if (fleet) addFleet(add, fleet, daemon.configuration);
+  else for (const { path, message } of daemon.configuration) add("fault", path, message);
+  for (const each of fleet ? [] : plugins) {
+    if (each.state === "quarantined") add("quarantined", each.name, each.reason, { bad, stderr: each.stderr || "Nothing on stderr since the daemon began.", reset: can });
+    if (each.state === "pending") add("pending", each.name, each.reason, { command: each.allow });
   }
-  for (const each of board.questions) rows.push({ kind: "changed", name: each.plugin, text: `${each.tool}: ${each.change}`, command: each.command });
+  for (const each of dead?.hooks ?? []) add("dead letters", each.plugin, `${dead.all ? "" : "at least "}${count(each.letters, "event")} for its hook ${shown(each.hook, 80)}; runner ctl dead lists them. The last, at ${clock(each.at)}: ${each.reason}`, { bad });
+  if (!dead) add("not known", "dead letters", "The ledger cannot be read, so that nobody knows whether there are some.");
+  else if (!dead.all) add("not known", "dead letters", "There may be more than are looked at here. runner ctl dead lists them.");
+  for (const each of questions) add("changed", each.plugin, `${each.tool}: ${each.change}`, { command: each.command });
   keep(at("cards"), rows, (row) => {
-    const title = make("p", {}, make("span", { class: `pill ${row.kind === "quarantined" ? "bad" : "warn"}` }, row.kind), " ", make("span", { class: "name" }, row.name ?? row.title));
-    const card = make("li", { class: `card ${row.kind === "quarantined" ? "bad" : ""}` }, title, make("p", { class: "why" }, row.text));
-    if (row.kind === "quarantined") card.append(make("div", { class: "actions" }, action("reset", row.name)));
+    const title = make("p", {}, make("span", { class: `pill ${row.bad ? "bad" : "warn"}` }, row.kind), " ", make("span", { class: "name" }, row.name));
+    const card = make("li", { class: `card ${row.bad ? "bad" : ""}` }, title, make("p", { class: "why" }, row.text));
+    if (row.stderr) card.append(make("div", { class: "stderr", role: "group", "aria-label": `The end of the stderr of ${shown(row.name, 100)}` }, row.stderr.trimEnd().split("\n").slice(-STDERR_LINES).map((line) => make("div", {}, line))));
+    if (row.reset) card.append(make("div", { class: "actions" }, action("reset", row.name)));
     if (row.command) card.append(command(row.command));
     return card;
   });
+}
+
+// A fleet's workers tell what is wrong. The faults say why they cannot be asked.
+function addFleet(add, { known, workers, queues, held, dead }, faults) {
+  const bad = true;
+  if (!known) return add("not known", "the fleet", `Nobody tells what workers, quarantines and dead letters there are, and what is below is old: ${faults.map((each) => each.message).join("; ")}`, { bad });
+  if (!workers.length) add("no worker", "the fleet", "Nobody takes calls: start one with runner worker.", { bad });
+  for (const each of workers) {
+    if (!["ready", "draining", "drained"].includes(each.state)) add(`worker ${each.state}`, each.worker, each.reason, { bad });
+    else if (each.reason && each.state === "ready") add("worker", each.worker, each.reason);
+  }
+  for (const each of held) {
+    const what = own(HOLDS, each.hold) || HOLDS.operator, where = `on ${count(each.count, "worker")} (${shown(each.workers.join(", "), 100)})`;
+    add(what === HOLDS.pending ? "pending" : "quarantined", each.plugin, `${where}; ${what}. ${each.reason}`, { bad: what !== HOLDS.pending, stderr: each.stderr });
+  }
+  for (const each of queues) if (each.waiting && !each.workers.length && !each.held) add("waiting", each.plugin || each.digest.slice(0, 12), `${count(each.waiting, "call")} for it, and no worker takes them.`);
+  if (dead === null) add("not known", "dead letters", "No worker tells how many the fleet has. runner ctl dead --fleet URL lists them.");
+  else if (dead) add("dead letters", "the fleet", `${count(dead, "call")} that somebody has to decide about. runner ctl dead --fleet URL lists them.`, { bad });
 }
 
 function action(verb, name) {
@@ -210,16 +267,26 @@ function showPlugins() {
     if (body.children[index] !== row) body.insertBefore(row, body.children[index] ?? null);
     fillPlugin(row, plugin);
   });
+  const can = board.daemon?.can ?? [];
+  at("plugins").classList.toggle("unmanaged", !can.includes("start"));
   at("plugins").querySelector(".empty").hidden = names.length > 0;
-  const chosen = at("log-plugin");
-  if (JSON.stringify(names) !== chosen.dataset.names) {
-    chosen.dataset.names = JSON.stringify(names);
-    const before = chosen.value;
-    chosen.replaceChildren(...names.map((name) => make("option", { value: name }, name)));
+  at("logs").hidden = document.querySelector("nav [href='#logs']").hidden = !can.includes("logs");
+  const chosen = at("log-plugin"), before = chosen.value;
+  if (offer(chosen, at("logs").hidden ? [] : names.map((name) => [name, name]))) {
     const first = board.plugins.find((each) => each.state === "ready") ?? board.plugins[0];
-    chosen.value = names.includes(before) ? before : (first?.name ?? "");
+    if (!names.includes(before)) chosen.value = first?.name ?? "";
     if (chosen.value !== before) followLog();
   }
+}
+
+// Returns whether there are other options than before. What is chosen stays, if it is among them.
+function offer(select, pairs) {
+  const offered = JSON.stringify(pairs), before = select.value;
+  if (offered === select.dataset.offered) return false;
+  select.dataset.offered = offered;
+  select.replaceChildren(...pairs.map(([value, text]) => make("option", { value }, text)));
+  select.value = before;
+  return true;
 }
 
 function fillPlugin(row, plugin) {
@@ -242,14 +309,14 @@ function fillPlugin(row, plugin) {
     make("div", { class: "why" }, [plugin.calls && count(plugin.calls, "call"), plugin.failed && `${plugin.failed} failed`, restarts && count(restarts, "restart")].filter(Boolean).join(", ")),
   ]);
   const runs = !["idle", "stopped", "pending", "quarantined", "backoff"].includes(state);
-  part(2, [runs, used], () => !runs ? make("span", { class: "why" }, "not running") : used.filter((each) => each.name !== "queue" || each.used).map((each) => {
+  part(2, [runs, used, plugin.workers], () => plugin.workers !== null ? make("span", { class: "why" }, `on ${count(plugin.workers, "worker")}`) : !runs ? make("span", { class: "why" }, "not running") : used.filter((each) => each.name !== "queue" || each.used).map((each) => {
     const [now, most] = [amount(each.name, each.used), amount(each.name, each.most)], label = LIMITS[each.name] ?? each.name;
     const said = now.split(" ")[1] === most.split(" ")[1] ? `${now.split(" ")[0]} of ${most}` : `${now} of ${most}`;
     const meter = make("meter", { min: 0, max: each.most, low: each.most * 0.7, high: each.most * 0.9, optimum: 0, value: Math.min(each.used, each.most), "aria-label": `${label} of ${shown(name, 100)}: ${said}` });
     return make("div", { class: "use" }, make("span", {}, label), meter, make("span", { class: "figure" }, said));
   }));
   part(4, state, () => cells[4].firstChild);
-  for (const button of cells[4].querySelectorAll("button")) button.hidden = !suits(button.dataset.verb, state);
+  for (const button of cells[4].querySelectorAll("button")) button.hidden = !suits(button.dataset.verb, state) || !board.daemon?.can.includes(button.dataset.verb);
 }
 
 function suits(verb, state) {
@@ -264,16 +331,34 @@ const own = (values, name) => (Object.hasOwn(values, name) ? values[name] : 0);
 function showSparks() {
   for (const [name, row] of pluginRows) {
     const memory = samples.map((each) => own(each.memory, name)), rates = perMinute(samples.map((each) => own(each.calls, name)));
+    const errors = perMinute(samples.map((each) => own(each.failed, name)));
     const quiet = Math.max(...memory, ...rates, 0) === 0;
-    const spark = (title, values, text) => make("div", {}, title, make("div", { class: "plot" }, plot(values, `${title} of ${shown(name, 100)}: now ${text}`)));
-    put(row.cells[3], quiet ? make("span", { class: "why" }, "quiet") : make("div", { class: "sparks" }, spark("memory", memory, bytes(memory.at(-1) ?? 0)), spark("calls", rates, `${rates.at(-1) ?? 0} a minute`)));
+    const spark = (title, values, text, look = "") => make("div", {}, title, make("div", { class: `plot ${look}` }, plot(values, `${title} of ${shown(name, 100)}: now ${text}`)));
+    put(row.cells[3], quiet ? make("span", { class: "why" }, "quiet") : make("div", { class: "sparks" }, Math.max(...memory, 0) ? spark("memory", memory, bytes(memory.at(-1) ?? 0)) : "", spark("calls", rates, `${rates.at(-1) ?? 0} a minute`),
+      Math.max(...errors, 0) ? spark("errors", errors, `${errors.at(-1) ?? 0} a minute`, "bad") : ""));
   }
 }
 
 const when = (row) => make("td", { class: "when" }, row.at === null || row.at === undefined ? "now" : clock(row.at));
 
+function takeCalls(rows) {
+  const fresh = new Set(rows.map((row) => row.id));
+  // The daemon sends the last ones. An older one that had not ended is dropped: nobody tells how it ends.
+  seen = rows.concat(seen.filter((row) => row.code !== null && !fresh.has(row.id))).slice(0, MOST_CALLS);
+}
+
 function showCalls() {
-  keep(at("call-rows"), board.calls, (row) => {
+  const all = paused ?? seen, plugin = at("call-plugin").value, outcome = at("call-outcome").value;
+  const names = (values, chosen) => [...new Set([...values, chosen])].filter(Boolean).sort().map((name) => [name, name]);
+  offer(at("call-plugin"), [["", "All"], ...names(all.map((row) => row.plugin), plugin)]);
+  offer(at("call-outcome"), [["", "All"], [FAILED, "not ok"], ...names(all.map((row) => row.code ?? "running"), outcome === FAILED ? "" : outcome)]);
+  const fits = (row) => (!plugin || row.plugin === plugin) && (!outcome || (outcome === FAILED ? ![null, "ok"].includes(row.code) : (row.code ?? "running") === outcome));
+  const found = all.filter(fits);
+  at("call-count").textContent = (paused ? "paused; " : "") + (found.length === all.length ? "" : `${found.length} of `) + `the last ${count(all.length, "call")}` + (found.length > SHOWN_CALLS ? `, of which ${SHOWN_CALLS} are shown` : "");
+  at("call-pause").setAttribute("aria-pressed", String(paused !== null));
+  at("call-pause").textContent = paused ? "Go on" : "Pause";
+  at("calls").querySelector(".empty").textContent = all.length ? "No call is like that." : "No calls yet.";
+  keep(at("call-rows"), found.slice(0, SHOWN_CALLS), (row) => {
     const code = row.code ?? "running";
     const pill = make("span", { class: `pill ${row.code === null ? "work" : code === "ok" ? "good" : code === "cancelled" ? "" : "bad"}` }, code);
     const why = row.message ? make("div", { class: "why brief" }, row.message + (row.hint ? "; " + row.hint : "")) : "";
@@ -303,18 +388,18 @@ function showConnections() {
 }
 
 function showFleet() {
-  const right = (value) => make("td", { class: "number-cell right" }, String(value));
-  at("fleet").hidden = board.fleet === null;
+  const right = (label, value) => make("td", { class: "number-cell right", "data-label": label }, String(value));
+  at("fleet").hidden = at("queues").hidden = document.querySelector("nav [href='#fleet']").hidden = board.fleet === null;
   keep(at("worker-rows"), board.fleet?.workers ?? [], (row) => make("tr", {}, make("td", { class: "name" }, row.worker),
     make("td", {}, make("span", { class: `pill ${{ ready: "good", bad: "bad" }[row.state] ?? "warn"}` }, row.state), make("div", { class: "why brief" }, row.reason)),
-    right(`${row.running} of ${row.slots}`), right(row.plugins), right(row.done)));
+    right("runs", `${row.running} of ${row.slots}`), right("plugins", row.plugins), right("done", row.done)));
   keep(at("queue-rows"), board.fleet?.queues ?? [], (row) => make("tr", {}, make("td", { class: "name" }, row.plugin || "nobody has it", make("div", { class: "why brief" }, row.held)),
-    make("td", {}, make("code", {}, row.digest.slice(0, 12))), right(row.workers.length), right(row.waiting), right(row.begun)));
+    make("td", {}, make("code", {}, row.digest.slice(0, 12))), right("workers", row.workers.length), right("waiting", row.waiting), right("begun", row.begun)));
 }
 
 const SHOW = {
-  daemon: [showOverview, showAttention], plugins: [showOverview, showAttention, showPlugins, showSparks], questions: [showAttention],
-  calls: [showOverview, showCalls], refusals: [showRefusals], connections: [showConnections], fleet: [showFleet],
+  daemon: [showOverview, showAttention, showPlugins], plugins: [showOverview, showAttention, showPlugins, showSparks], questions: [showAttention],
+  calls: [showOverview, showCalls], refusals: [showRefusals], connections: [showConnections], fleet: [showOverview, showAttention, showFleet], dead: [showAttention],
 };
 
 function take(name, value) {
@@ -324,7 +409,9 @@ function take(name, value) {
     showOverview();
     showSparks();
   } else if (name in SHOW) {
-    board[name] = value;
+    known.add(name);
+    if (name === "calls") takeCalls(value);
+    else board[name] = value;
     for (const show of SHOW[name]) show();
   }
 }
@@ -434,13 +521,15 @@ async function live() {
         at("main").hidden = at("leave").hidden = document.querySelector("nav").hidden = false;
         at("gate").hidden = true;
         tell("live", "Live");
-        samples = [];
+        samples = seen = [];
         if (at("log-plugin").value) followLog();
         for await (const [name, data] of events(answer, heard)) take(name, data);
       }
     } catch { /* told below */ }
     clearTimeout(silence);
     abort.abort();
+    known.clear();
+    at("attention").querySelector(".empty").hidden = true; // nobody knows that all is well
     tell("lost", "Connection lost, trying again");
     await pause(Math.min(15, 0.5 * 2 ** failures++));
   }
@@ -470,6 +559,8 @@ at("leave").addEventListener("click", async () => {
   localStorage.removeItem(KEY);
 });
 addEventListener("hashchange", () => location.hash.startsWith("#code=") && location.reload());
+at("call-pause").addEventListener("click", () => { paused = paused ? null : seen; showCalls(); });
+for (const id of ["call-plugin", "call-outcome"]) at(id).addEventListener("change", showCalls);
 at("log-plugin").addEventListener("change", followLog);
 at("log-search").addEventListener("input", drawLog);
 at("log-follow").addEventListener("change", drawLog);

@@ -75,6 +75,10 @@ def test_presence_and_answers_of_another_shape() -> None:
     large = {"worker": "w", "slots": 1e300, "since": -1e300, "running": 3, "state": "ready"}
     row = presence_of(json.dumps(large).encode())
     assert row is not None and (row["slots"], row["since"], row["running"]) == (0, 0, 3)
+    # How many dead letters there are is a number, or not known.
+    for told, dead in ((59, 59), (0, 0), (-1, None), (1e300, None), ("many", None), (None, None)):
+        row = presence_of(json.dumps({**large, "dead": told}).encode())
+        assert row is not None and row["dead"] == dead
     # One worker cannot hold what another takes, nor hide it behind a plugin of the same name.
     one = {"name": "a", "digest": "d", "contract": "", "version": "", "durable": []}
     held = {"held": "x", "hold": "operator"}

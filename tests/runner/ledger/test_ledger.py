@@ -601,6 +601,36 @@ def test_a_caller_that_fills_what_waits_leaves_room_for_others(path: str, share:
     file.close()
 
 
+def test_hooks_with_dead_letters_and_nothing_of_orgs(
+    file: LedgerFile, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    posted = {
+        "a": ("demo", "uid:0"),
+        "b": ("demo", "uid:0"),
+        "c": ("other", "token"),
+        "d": ("binding:x", "org:alpha"),
+        "e": ("demo", "org:alpha"),
+        "waits": ("demo", "uid:0"),
+    }
+    name = names()
+    for number, (each, (plugin, poster)) in enumerate(posted.items()):
+        clock.now += 1
+        file.do(LedgerFile.enqueue, Delivery(each, plugin, f"hook {plugin}", EVENT, poster=poster))
+        if each != "waits":
+            (attempt,) = file.do(LedgerFile.claim, 1, name)
+            reason = f"{number} of {poster} " + "x" * 5000
+            file.do(LedgerFile.settle, attempt, "dead", EndOfCall("plugin_error"), reason)
+    found = [(row.plugin, row.hook, row.letters, row.at - 1e9, row.reason[:10]) for row in file.dead_hooks()]
+    assert found == [
+        ("", "", 2, 5.0, ""),  # of orgs
+        ("other", "hook other", 1, 3.0, "2 of token"),
+        ("demo", "hook demo", 2, 2.0, "1 of uid:0"),
+    ]
+    assert max(len(row.reason) for row in file.dead_hooks()) == 2000
+    monkeypatch.setattr("runner.ledger.file.MOST_DEAD", 3)
+    assert [(row.plugin, row.letters) for row in file.dead_hooks()] == [("", 2), ("other", 1)]
+
+
 def test_a_delivery_that_was_removed_may_come_again(file: LedgerFile) -> None:
     delivery = Delivery("d1", "demo", "hook", EVENT)
     file.do(LedgerFile.enqueue, delivery)

@@ -1,4 +1,4 @@
-"""Chromium without a window, as an ordinary user, with a profile of its own."""
+"""Chromium without a window, as an ordinary user, with a profile of its own; and the page in it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
+from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webdriver import WebDriver
+from selenium.webdriver.remote.webelement import WebElement
 
-from tests.conftest import SPARE_UID, SYSTEM_PATH, TEMP_PREFIX
+from tests.conftest import SPARE_UID, SYSTEM_PATH, TEMP_PREFIX, Caller
+from tests.runner.serve.served import Served
+from tests.tables import wait_for
 
 _END_SECONDS = 30.0
 
@@ -81,3 +87,67 @@ def _has_user_namespaces(driver: subprocess.Popen[bytes]) -> bool:
     from tests.conftest import lacks
 
     return not lacks("user")
+
+
+class Page:
+    def __init__(self, browser: WebDriver, served: Served, caller: Caller) -> None:
+        self.browser, self.served, self.caller = browser, served, caller
+
+    def ctl(self, *words: str) -> str:
+        done = self.caller("ctl", "--socket", self.served.socket, *words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def run(self, script: str, *given: Any) -> Any:
+        return self.browser.execute_script(script, *given)
+
+    def text(self, css: str) -> str:
+        found: str = self.run("return document.querySelector(arguments[0])?.textContent ?? ''", css)
+        return found
+
+    def until(self, css: str, word: str) -> None:
+        assert wait_for(lambda: word in self.text(css), step=0.1), (css, word, self.text(css))
+
+    def row(self, name: str, script: str) -> Any:
+        """The value of a script about the row of a plugin, `row`; None if there is no row."""
+        find = "const row = [...document.querySelectorAll('#plugin-rows tr')].find(e =>"
+        return self.run(f"{find} e.querySelector('.name').textContent === arguments[0]); {script}", name)
+
+    def state(self, name: str) -> str:
+        return str(self.row(name, "return row?.querySelector('.pill').textContent"))
+
+    def until_state(self, name: str, state: str) -> None:
+        assert wait_for(lambda: self.state(name) == state, step=0.1), (name, self.state(name))
+
+    def click(self, name: str, verb: str) -> None:
+        """Click a button of a plugin's row, and wait for what the page says about it."""
+        self.run("document.getElementById('said').textContent = ''")
+        button: WebElement = self.row(name, f"return row.querySelector('button[data-verb={verb}]')")
+        self.press(button)
+        assert wait_for(lambda: (said := self.text("#said")) and "…" not in said, step=0.1)
+
+    def press(self, button: WebElement) -> None:
+        self.run("arguments[0].scrollIntoView({block: 'center'})", button)  # not below the header
+        button.click()
+
+    def is_named(self, css: str) -> bool:
+        """Whether the first such element has a name for people who hear the page. Plots are drawn again."""
+        with contextlib.suppress(StaleElementReferenceException):
+            return bool(self.browser.find_element(By.CSS_SELECTOR, css).accessible_name)
+        return False
+
+    def choose(self, css: str, value: str) -> None:
+        script = "const [css, value] = arguments, it = document.querySelector(css); it.value = value;"
+        self.run(script + " it.dispatchEvent(new Event('change'))", css, value)
+
+    def media(self, scheme: str) -> None:
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.cdp("Emulation.setEmulatedMedia", {"features": features})
+
+    def log(self) -> list[str]:
+        """What the browser has said about the page since the last time."""
+        found = self.browser.execute("getLog", {"type": "browser"})["value"]
+        return [each["message"] for each in found]
+
+    def cdp(self, name: str, given: dict[str, Any]) -> Any:
+        return self.browser.execute("executeCdpCommand", {"cmd": name, "params": given})["value"]

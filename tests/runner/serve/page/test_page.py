@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import http.server
+import json
 import os
 import shlex
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +18,18 @@ import pytest
 import trio
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
-from selenium.webdriver.remote.webdriver import WebDriver
-from selenium.webdriver.remote.webelement import WebElement
 
 from tests.conftest import ROOT, Caller
 from tests.runner.gateway.entries import at_door, names
-from tests.runner.serve.page.browser import chromium
-from tests.runner.serve.served import Served, put_plugins, serving
+from tests.runner.serve.page.browser import Page, chromium
+from tests.runner.serve.served import put_plugins, serving
 from tests.tables import wait_for
 
 pytestmark = [pytest.mark.launches, pytest.mark.needs("chromium", "user")]
 
 MARKUP = '<img src=x onerror="window.pwned=1"><script>window.pwned=1</script>'
 BIDI = "safe\u202egnp.exe\u2066\x1b[31m\x07"
+LAST_WORDS = f"db.example: no such host\n{MARKUP} safe\u202egnp.exe"  # of the plugin that is quarantined
 NEXO = """
 [plugin]
 id = "ID"
@@ -36,7 +38,8 @@ name = "Nexo"
 description = "a plugin"
 min_nexo_version = ">=0.1"
 [plugin.entrypoint]
-command = "/bin/true"
+command = "/bin/sh"
+args = SAYS
 [plugin.sandbox]
 enabled = true
 """
@@ -73,65 +76,13 @@ def fill(folder: Path) -> None:
     program = program.replace("TOOLS = {", NOISY, 1).replace('"version": "0.1.0"', f'"version": {MARKUP!r}')
     (noisy / "server.py").write_text(program)
     (noisy / "mcp.json").write_text((example / "mcp.json").read_text().replace("greeter", "noisy<b>&"))
+    says = json.dumps(["-c", f"echo {shlex.quote(LAST_WORDS)} >&2"])
     for name, more in (("greedy", f'fs_read_paths = ["{folder.parent}/data"]'), ("broken", "")):
         (folder / name).mkdir()
-        (folder / name / "nexo-plugin.toml").write_text(NEXO.replace("ID", name) + more)
+        manifest = NEXO.replace("ID", name).replace("SAYS", says) + more
+        (folder / name / "nexo-plugin.toml").write_text(manifest)
     for path in (folder, *folder.rglob("*")):
         path.chmod(0o755)
-
-
-class Page:
-    def __init__(self, browser: WebDriver, served: Served, caller: Caller) -> None:
-        self.browser, self.served, self.caller = browser, served, caller
-
-    def ctl(self, *words: str) -> str:
-        done = self.caller("ctl", "--socket", self.served.socket, *words)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.strip()
-
-    def run(self, script: str, *given: Any) -> Any:
-        return self.browser.execute_script(script, *given)
-
-    def text(self, css: str) -> str:
-        found: str = self.run("return document.querySelector(arguments[0])?.textContent ?? ''", css)
-        return found
-
-    def until(self, css: str, word: str) -> None:
-        assert wait_for(lambda: word in self.text(css), step=0.1), (css, word, self.text(css))
-
-    def row(self, name: str, script: str) -> Any:
-        """The value of a script about the row of a plugin, `row`; None if there is no row."""
-        find = "const row = [...document.querySelectorAll('#plugin-rows tr')].find(e =>"
-        return self.run(f"{find} e.querySelector('.name').textContent === arguments[0]); {script}", name)
-
-    def state(self, name: str) -> str:
-        return str(self.row(name, "return row?.querySelector('.pill').textContent"))
-
-    def until_state(self, name: str, state: str) -> None:
-        assert wait_for(lambda: self.state(name) == state, step=0.1), (name, self.state(name))
-
-    def click(self, name: str, verb: str) -> None:
-        """Click a button of a plugin's row, and wait for what the page says about it."""
-        self.run("document.getElementById('said').textContent = ''")
-        button: WebElement = self.row(name, f"return row.querySelector('button[data-verb={verb}]')")
-        self.press(button)
-        assert wait_for(lambda: (said := self.text("#said")) and "…" not in said, step=0.1)
-
-    def press(self, button: WebElement) -> None:
-        self.run("arguments[0].scrollIntoView({block: 'center'})", button)  # not below the header
-        button.click()
-
-    def media(self, scheme: str) -> None:
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self.cdp("Emulation.setEmulatedMedia", {"features": features})
-
-    def log(self) -> list[str]:
-        """What the browser has said about the page since the last time."""
-        found = self.browser.execute("getLog", {"type": "browser"})["value"]
-        return [each["message"] for each in found]
-
-    def cdp(self, name: str, given: dict[str, Any]) -> Any:
-        return self.browser.execute("executeCdpCommand", {"cmd": name, "params": given})["value"]
 
 
 @contextmanager
@@ -175,6 +126,8 @@ def test_the_page(
             port = url.split(":")[2].split("/")[0]
             check_code(page, url)
             check_plugins(page, plugin_dir)
+            check_cards(page)
+            check_calls(page)
             check_actions(page)
             check_copy(page, plugin_dir)
             check_pictures(page, plugin_dir, pytestconfig.getoption("--screenshots"))
@@ -182,8 +135,11 @@ def test_the_page(
             check_logs(page)
             check_reading(page)
             check_other_origin(page, url)
+            well = "document.querySelector('#attention .empty')"
+            page.run(f"{well}.hidden = false")
             served.end()
             page.until("#link", "Connection lost")
+            assert page.run(f"return {well}.hidden && known.size === 0")  # nobody knows that all is well
             assert page.run("return document.getElementById('main').classList.contains('stale')")
         with serving(runner_as, plugin_dir, *http_at, f"127.0.0.1:{port}") as served:
             page.served = served
@@ -236,9 +192,135 @@ def check_plugins(page: Page, folder: Path) -> None:
     assert wait_for(
         lambda: page.run("return document.querySelectorAll('#memory-plot path').length") == 2, step=0.1
     )
-    assert "ready" in page.text("#ready") and page.text("#latency") != "–"
+    # A plugin that is idle takes calls: it is none of those that do not.
+    assert wait_for(lambda: page.text("#states") == said_of(served.states()), step=0.1), page.text("#states")
+    assert page.text("#ready") == "3 of 5" and page.text("#latency") != "–"
+    idle = next(name for name, state in served.states().items() if state == "idle")
+    assert page.row(idle, "return row.querySelector('.pill').className.trim()") == "pill"
     sparks = "return row.querySelectorAll('.sparks svg').length"
     assert wait_for(lambda: page.row("greeter", sparks) == 2, step=0.1)
+
+
+def said_of(states: dict[str, str]) -> str:
+    found = Counter(states.values())
+    return ", ".join(f"{number} {state}" for state, number in found.items())
+
+
+def check_cards(page: Page) -> None:
+    """Somebody is needed: for a quarantine, with the last that its plugin said, and for dead letters."""
+    page.until("#cards .stderr", MARKUP)  # as text
+    assert r"safe\u{202e}gnp.exe" in page.text("#cards .stderr")
+    assert "dead letters" not in page.text("#cards")
+    for number in range(2):
+        event = {"type": "run.completed", "subject": {"kind": "run", "id": "r"}, "summary": {"do": "fail"}}
+        letter = {"id": f"d.{number}", "plugin": "acme.devkit", "hook": "notify", "event": event}
+        assert page.served.ask("POST", "/deliveries", letter)[0] == 202
+    page.until("#cards", "2 events for its hook notify")
+    page.until("#cards", "as asked")
+    for number in range(2):
+        assert page.served.ask("DELETE", f"/deliveries/d.{number}")[0] == 200
+    assert wait_for(lambda: "dead letters" not in page.text("#cards"), step=0.1), page.text("#cards")
+    held = {"plugin": MARKUP, "workers": ["w1"], "count": 3, "reason": MARKUP, "stderr": ""}
+    fleet: dict[str, Any] = {"known": True, "workers": [], "queues": [], "held": [], "dead": 0}
+    queue = {"plugin": "p", "digest": "d" * 64, "workers": [], "waiting": 7, "begun": 0, "held": ""}
+    worker = {"worker": "w1", "running": 0, "slots": 1, "plugins": 0, "done": 0}
+    cases: list[tuple[str, dict[str, Any] | None, list[str]]] = [
+        ("dead", None, ["The ledger cannot be read"]),
+        ("dead", {"hooks": [], "all": False}, ["may be more"]),
+        ("daemon", {"fault": "the disk is full"}, ["degraded", "the disk is full"]),
+        ("fleet", {**fleet, "known": False}, ["Nobody tells what workers"]),
+        ("fleet", {**fleet, "dead": None}, ["Nobody takes calls", "No worker tells"]),
+        ("fleet", {**fleet, "dead": 1}, ["1 call that somebody"]),
+        ("fleet", {**fleet, "queues": [queue]}, ["7 calls for it, and no worker"]),
+        ("fleet", {**fleet, "workers": [{**worker, "state": "bad", "reason": "no cgroups"}]}, ["worker bad"]),
+        (
+            "fleet",
+            {**fleet, "workers": [{**worker, "state": "ready", "reason": "full"}]},
+            ["worker w1", "full"],
+        ),
+        ("fleet", {**fleet, "held": [{**held, "hold": "constructor"}]}, ["on 3 workers (w1)", "ctl release"]),
+        ("fleet", {**fleet, "held": [{**held, "hold": "pending"}]}, ["pending", "runner allow"]),
+        (
+            "fleet",
+            {**fleet, "held": [{**held, "hold": "quarantined", "stderr": f"1\n{MARKUP}"}]},
+            ["ctl reset", f"1{MARKUP}"],
+        ),
+    ]
+    take = """const [name, value] = arguments, before = board[name];
+        take(name, name === "daemon" ? {...before, ...value} : value);
+        const found = [document.getElementById('cards').textContent, document.querySelector('.empty').hidden];
+        take(name, before);
+        return found"""
+    for name, value, words in cases:
+        text, is_not_well = page.run(take, name, value)
+        assert is_not_well and all(word in text for word in words), (words, text)
+
+
+def check_calls(page: Page) -> None:
+    """Errors are plotted, refusals have no latency, and calls are found among others."""
+    served = page.served
+    assert served.call("broken", "broken_x")[0] == 503
+    page.until("#call-rows", "quarantined")
+    ran = "return seen.filter(row => row.ran).map(row => row.code)"
+    assert "quarantined" not in page.run(ran) and "plugin_error" in page.run(ran)
+    assert page.text("#latency-note").startswith(f"median of {len(page.run(ran))},")
+    counted = """const all = of => samples.flatMap(each => Object.values(each[of]));
+        const sum = of => all(of).reduce((a, b) => a + b, 0);
+        return [sum('calls'), sum('failed')]"""
+    codes: list[str] = page.run("return seen.map(row => row.code)")
+    failed = len(codes) - codes.count("ok")
+    assert 0 < failed < len(codes)
+    assert wait_for(lambda: page.run(counted) == [len(codes), failed], step=0.1), page.run(counted)
+    assert page.run("return document.querySelectorAll('#errors-plot path').length") == 2
+    errors = "return [...row.querySelectorAll('.sparks svg')].map(e => e.ariaLabel.split(' of ')[0])"
+    assert wait_for(lambda: page.row("acme.devkit", errors)[-1] == "errors", step=0.1)
+    assert page.row("greeter", errors) == ["memory", "calls"]
+
+    def rows() -> list[list[str]]:
+        cells = "return [...document.querySelectorAll('#call-rows tr')].map(e => [e.cells[1].textContent,"
+        found: list[list[str]] = page.run(cells + " e.cells[5].querySelector('.pill').textContent])")
+        return found
+
+    whole = rows()
+    for plugin, outcome, fits in (
+        ("greeter", "", lambda row: row[0] == "greeter"),
+        ("greeter", "!ok", lambda row: False),
+        ("", "!ok", lambda row: row[1] != "ok"),
+        ("", "plugin_error", lambda row: row[1] == "plugin_error"),
+        ("acme.devkit", "plugin_error", lambda row: row == ["acme.devkit", "plugin_error"]),
+    ):
+        page.choose("#call-plugin", plugin)
+        page.choose("#call-outcome", outcome)
+        assert rows() == list(filter(fits, whole)), (plugin, outcome)
+        assert page.text("#call-count").startswith(f"{len(rows())} of the last {len(whole)} calls")
+    # What is chosen stays, and new calls pass the same filter.
+    assert served.call("greeter", "greet", {"name": "x"})[0] == 200
+    page.until("#call-count", f"of the last {len(whole) + 1} calls")
+    assert page.run("return document.getElementById('call-plugin').value") == "acme.devkit"
+    assert {row[0] for row in rows()} == {"acme.devkit"}
+    page.choose("#call-plugin", "")
+    page.choose("#call-outcome", "")
+    assert wait_for(lambda: all(row[1] != "running" for row in rows()), step=0.1)  # its end is shown, too
+    # While it is paused the rows stay, though others are there.
+    before = rows()
+    page.press(page.browser.find_element(By.ID, "call-pause"))
+    assert served.call("greeter", "count", {"text": "x"})[0] == 200
+    assert wait_for(lambda: page.run("return seen.length") > len(before), step=0.1)
+    assert rows() == before and "paused" in page.text("#call-count")
+    page.press(page.browser.find_element(By.ID, "call-pause"))
+    assert rows()[1:] == before and "paused" not in page.text("#call-count")
+    # The page remembers a bounded number of calls. One that had not ended when it was seen last is dropped.
+    kept = """const were = seen, row = (id, code) => ({...were[0], id: String(id), code});
+        seen = [];
+        for (let n = 0; n < 30; n++) takeCalls([...Array(50).keys()].map(m => row(n * 50 + m, 'ok')));
+        const most = seen.length;
+        seen = [];
+        takeCalls([row('a', null), row('b', 'ok')]);
+        takeCalls([row('c', 'ok')]);
+        const ids = seen.map(each => each.id);
+        seen = were;
+        return [most, ids]"""
+    assert page.run(kept) == [1000, ["c", "b"]]
 
 
 def check_actions(page: Page) -> None:
@@ -359,6 +441,9 @@ def check_reading(page: Page) -> None:
     assert page.run("return [...document.querySelectorAll('thead th')].every(e => e.scope === 'col')")
     assert page.run("return document.querySelector('#link').getAttribute('role')") == "status"
     for css in (
+        "#call-plugin",
+        "#call-outcome",
+        "#call-pause",
         "#log-plugin",
         "#log-search",
         "#log-follow",
@@ -367,7 +452,7 @@ def check_reading(page: Page) -> None:
         "meter",
         "svg",
     ):
-        assert page.browser.find_element(By.CSS_SELECTOR, css).accessible_name, css
+        assert wait_for(partial(page.is_named, css), step=0.1), css
     # The first stop of the keyboard leads past the header; the next ones are in the order of the page.
     page.browser.refresh()
     page.until("#link", "Live")  # the session outlives it
@@ -387,6 +472,14 @@ def check_reading(page: Page) -> None:
         {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True},
     )
     assert page.run("return document.documentElement.scrollWidth") <= 360
+    # How each call ended is on the screen, and nothing covers it.
+    seen = """return [...document.querySelectorAll('#call-rows .pill')].map(pill => {
+        pill.scrollIntoView({block: 'center'});
+        const box = pill.getBoundingClientRect();
+        const at = x => document.elementFromPoint(x, (box.top + box.bottom) / 2) === pill;
+        return at(box.left + 4) && at(box.right - 4) && box.left >= 0 && box.right <= 360; })"""
+    found = page.run(seen)
+    assert len(found) > 5 and all(found), found
     page.cdp("Emulation.clearDeviceMetricsOverride", {})
 
 
