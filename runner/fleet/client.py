@@ -54,7 +54,7 @@ DURABLE_KINDS = ("hook", "compactor", "harness")
 OnProgress = Callable[[Mapping[str, Any]], None]
 
 
-class PluginHold(NamedTuple):
+class WorkerHold(NamedTuple):
     """Why a worker that has a plugin takes no calls for it."""
 
     worker: str
@@ -71,7 +71,7 @@ class FleetPlugin(NamedTuple):
     version: str = ""
     durable: tuple[str, ...] = ()
     workers: tuple[str, ...] = ()  # that take calls for it
-    holds: tuple[PluginHold, ...] = ()  # workers that have it and take none
+    holds: tuple[WorkerHold, ...] = ()  # workers that have it and take none
 
     @property
     def held(self) -> str:
@@ -550,7 +550,7 @@ def plugins_of(workers: Iterable[Mapping[str, Any]]) -> Iterator[FleetPlugin]:
                 name, mark, each["contract"], each["version"], tuple(each["durable"])
             )
             if each["held"]:
-                hold = PluginHold(row["worker"], each["hold"], each["held"])
+                hold = WorkerHold(row["worker"], each["hold"], each["held"])
                 known = known._replace(holds=(*known.holds, hold))
             elif row["state"] == "ready":
                 known = known._replace(workers=(*known.workers, row["worker"]))

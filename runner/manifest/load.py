@@ -327,7 +327,7 @@ def load_all(
             message = f"the other servers of {len(listed)} were not checked"
             results.append(ManifestRead(None, (Diagnostic(found.path, 0, 0, "too_many_faults", message),)))
             break
-        key = "" if options or config else cache.key(found.path, raw, found.contract, each, home)
+        key = "" if options or config else _key(found, raw, each, home)
         cached = cache.load(key) if key else None
         if cached is not None:
             loaded = ManifestRead(*cached)

@@ -77,8 +77,8 @@ def test_an_option_knows_its_name() -> None:
 
 # What no module outside of runner/contracts/ may know: a contract's name, files, variables and tables.
 WORDS = ("rterm", "mcpServers", "NEXO_", "[plugin.")
-# But for MCP here: the gateway speaks it to its clients, whatever its plugins speak.
-SPEAKS_MCP = ("runner/gateway/", "runner/cli/serving/gateway.py")
+# But for MCP here: the gateway speaks it, whatever its plugins speak, and the table of verbs says so.
+SPEAKS_MCP = ("runner/gateway/", "runner/cli/serving/gateway.py", "runner/cli/__init__.py")
 
 
 def _speaks_mcp(path: Path) -> bool:

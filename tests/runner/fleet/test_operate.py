@@ -10,7 +10,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from runner.fleet import names, operate
-from runner.fleet.client import FleetPlugin, PluginHold, new_call, presence_of
+from runner.fleet.client import FleetPlugin, WorkerHold, new_call, presence_of
 from runner.fleet.messages import FleetCall, encode_call
 from runner.fleet.shelf import Hold, Offer
 from runner.lifecycle.feed import LOG_BYTES
@@ -127,7 +127,7 @@ def test_a_plugin_that_was_given_up_is_seen_and_reset(bus: Bus, monkeypatch: pyt
 def test_what_callers_are_told_about_a_plugin_that_is_held(
     kinds: tuple[str, ...], code: str, words: str
 ) -> None:
-    holds = tuple(PluginHold(f"w{number}", kind, f"why{number}") for number, kind in enumerate(kinds))
+    holds = tuple(WorkerHold(f"w{number}", kind, f"why{number}") for number, kind in enumerate(kinds))
     plugin = FleetPlugin("p", "d", holds=holds)
     refused = plugin.refusal()
     assert refused.code == code and words in refused.message and plugin.held
