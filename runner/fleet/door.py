@@ -23,7 +23,7 @@ from runner.lifecycle.feed import BoundedFeed, LogPiece
 from runner.lifecycle.machine import StateName
 from runner.lifecycle.spec import LifecycleNews, Status
 from runner.lifecycle.supervisor import Supervisor
-from runner.outcome import Code
+from runner.outcome import Code, Outcome, Phase
 from runner.protocol.dialect import Kind
 from runner.serve.refusal import Refused
 from runner.serve.roster import Roster
@@ -37,6 +37,8 @@ _NEVER_RAN: tuple[Code, ...] = (
     *("launch_failed", "sandbox_unavailable", "overloaded", "quarantined"),
     *("policy_denied", "policy_invalid", "manifest_invalid", "invalid_call"),
 )
+# What ends in one of these, with whatever code, ends before a plugin is asked.
+_BEFORE_CALLS: tuple[Phase, ...] = ("manifest", "policy", "plan", "launch", "handshake")
 
 
 class FleetSupervisor(Supervisor):
@@ -134,7 +136,7 @@ class FleetSupervisor(Supervisor):
             # Who cannot reach the fleet does not know whether a durable call was stored.
             known = self.known.get(name)
             durable = kind in DURABLE_KINDS or (known is not None and kind is None and tool in known.durable)
-            if error.outcome.code in _NEVER_RAN and not (durable and error.outcome.cause == "no_fleet"):
+            if _never_ran(error.outcome) and not (durable and error.outcome.cause == "no_fleet"):
                 account.withdraw()
             raise
         finally:
@@ -227,6 +229,10 @@ class FleetRoster(Roster):
     async def explain(self, name: str) -> dict[str, Any]:
         self._found(name)
         raise _elsewhere(name)
+
+
+def _never_ran(outcome: Outcome) -> bool:
+    return outcome.code in _NEVER_RAN or outcome.phase in _BEFORE_CALLS
 
 
 def _state(plugin: FleetPlugin | None) -> StateName:

@@ -30,6 +30,7 @@ _REFUSALS: Mapping[str, Code] = {
     "overloaded": "overloaded",
     "quarantined": "quarantined",
     "policy_denied": "policy_denied",
+    "clock_behind": "launch_failed",  # nothing is wrong with the call
 }
 
 
