@@ -108,11 +108,12 @@ _SECOND = (
 
 # `started` is written when the plugin is asked. Before, it was written at the end, also of calls that never
 # came so far, and their keys were not free. Of calls that were in flight nobody knows.
+# A door that lost its fleet does not know whether a durable call was stored there.
+_CAUSE = "IIF(json_valid(record), json_extract(record, '$.outcome.cause'), '')"
 _NOT_ASKED = (
-    "(code IN ('overloaded', 'quarantined', 'launch_failed', 'policy_denied', 'policy_invalid',"
-    " 'manifest_invalid', 'sandbox_unavailable')"
-    " OR (code = 'cancelled' AND IIF(json_valid(record), json_extract(record, '$.outcome.cause'), '')"
-    " = 'stopped'))"
+    "((code IN ('overloaded', 'quarantined', 'launch_failed', 'policy_denied', 'policy_invalid',"
+    f" 'manifest_invalid', 'sandbox_unavailable') AND {_CAUSE} IS NOT 'no_fleet')"
+    f" OR (code = 'cancelled' AND {_CAUSE} = 'stopped'))"
 )
 _THIRD = (
     "UPDATE invocations SET started = accepted WHERE ended IS NULL",

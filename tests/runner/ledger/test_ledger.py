@@ -833,6 +833,7 @@ def test_of_an_older_file_keys_of_calls_that_never_ran_are_free(path: str, clock
     connection = sqlite3.connect(path)
     rows = {
         "launch_failed": ("launch_failed", "{}", True),
+        "perhaps stored": ("launch_failed", '{"outcome": {"cause": "no_fleet"}}', False),
         "quarantined": ("quarantined", None, True),
         "stopped": ("cancelled", '{"outcome": {"cause": "stopped"}}', True),
         "draining": ("cancelled", '{"outcome": {"cause": "draining"}}', False),
