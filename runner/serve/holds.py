@@ -11,7 +11,7 @@ import json
 import os
 from typing import Any, get_args
 
-from runner.approvals.files import open_folder, read_bytes
+from runner.approvals.files import open_folder, read_bytes, require_own
 from runner.approvals.names import NamePlace
 from runner.approvals.record import ApprovalsUnusable
 from runner.lifecycle.machine import Hold
@@ -66,7 +66,10 @@ class HoldRecord:
         if len(rows) > _MOST_HOLDS or len(raw) > _MOST_BYTES:
             message = f"more than {_MOST_HOLDS} plugins, or {_MOST_BYTES >> 20} MiB, are in {path}"
             raise ApprovalsUnusable(message, self._remedy())
-        with open_folder(os.path.dirname(path)) as directory:
+        folder = os.path.dirname(path)
+        # The next daemon would not read it there, nor start: nobody else may say what must not.
+        require_own(folder, f"the folder {folder}")
+        with open_folder(folder) as directory:
             replace_file(directory, os.path.basename(path), raw, sync=True)
 
     def _remedy(self) -> str:

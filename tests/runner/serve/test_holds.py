@@ -204,3 +204,20 @@ def test_a_record_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
         assert f"rm {path}" in caught.value.hint
 
     check_rows(rows, check)
+
+
+def test_nothing_is_written_that_the_next_daemon_would_not_read(tmp_path: Path) -> None:
+    """As of the record of names beside it: a folder of a private group is one that others may write."""
+    folder, place = tmp_path / "ledger", NamePlace("/plugins/notes")
+    folder.mkdir()
+    folder.chmod(0o775)
+    record = HoldRecord(str(folder / "holds"))
+    with pytest.raises(ApprovalsUnusable, match="can be written by its group") as caught:
+        record.note("notes", place, "stopped", "it was stopped")
+    assert f"chmod go-w {folder}" in caught.value.hint
+    assert record.find("notes", place) == ("stopped", "it was stopped")  # in this process
+    assert not list(folder.iterdir())
+    assert HoldRecord(str(folder / "holds")).find("notes", place) == ("", "")  # so that it starts
+    folder.chmod(0o755)
+    assert record.note("notes", place, "quarantined", "it failed")
+    assert HoldRecord(str(folder / "holds")).find("notes", place) == ("quarantined", "it failed")
