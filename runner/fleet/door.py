@@ -35,7 +35,7 @@ _LOOK_SECONDS = 2.0
 # Outcomes of calls about which no plugin was asked.
 _NEVER_RAN: tuple[Code, ...] = (
     *("launch_failed", "sandbox_unavailable", "overloaded", "quarantined"),
-    *("policy_denied", "policy_invalid", "manifest_invalid", "invalid_call"),
+    *("policy_denied", "policy_invalid", "manifest_invalid", "invalid_call", "tool_not_exposed"),
 )
 # What ends in one of these, with whatever code, ends before a plugin is asked.
 _BEFORE_CALLS: tuple[Phase, ...] = ("manifest", "policy", "plan", "launch", "handshake")

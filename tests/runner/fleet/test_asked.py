@@ -23,6 +23,7 @@ ANSWERS: dict[str, tuple[Outcome, str, bool]] = {
     "no handshake in time": (Outcome("timeout", "handshake", "too slow", "deadline"), "tool", False),
     "another protocol": (Outcome("protocol_version_mismatch", "handshake", "9"), "hook", False),
     "no cage": (Outcome("sandbox_unavailable", "launch", "no cage"), "tool", False),
+    "no such tool": (Outcome("tool_not_exposed", "call", "there is none", "tool"), "tool", False),
     "given up": (Outcome("quarantined", "call", "it failed too often", "quarantined"), "tool", False),
     "it ended in the call": (Outcome("crashed", "call", "it ended", "exit:3"), "tool", True),
     "no answer in time": (Outcome("timeout", "call", "too slow", "deadline"), "tool", True),
