@@ -196,6 +196,7 @@ def check_refusals(served: Served) -> None:
     assert served.call("greeter", "greet", {"name": "x"}, Idempotency_Key="x" * 256)[0] == 400
     assert served.ask("GET", "/deliveries")[1]["deliveries"] == []  # nothing of these is stored
     assert served.ask("GET", "/health?from=balancer")[1]["version"] == build_version()
+    assert served.ask("GET", "/live?from=balancer") == (200, {"status": "live"})
 
 
 def check_plugins(served: Served) -> None:
