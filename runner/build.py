@@ -38,7 +38,7 @@ def _files(root: str, folder: str) -> list[bytes]:
             continue
         if entry.is_dir(follow_symlinks=False):
             parts += _files(root, name)
-        elif entry.is_file(follow_symlinks=False):
+        elif entry.is_file():  # some installers link each file to their store
             with open(entry.path, "rb", buffering=0) as file:
                 parts += [os.fsencode(name), file.readall()]
     return parts

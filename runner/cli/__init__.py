@@ -326,6 +326,7 @@ def _run(verb: str, words: list[str]) -> int:
         from runner.cli.shared.stored_help import help_of
 
         sys.stdout.write(help_of(verb, _help_width(), lambda: verb_parser(verb).format_help()))
+        sys.stdout.flush()  # here, where it is told that a disk is full
         return 0
     if any(word.startswith("oci://") for word in words) and verb not in ("package", "install"):
         found = _localize(verb, words)

@@ -308,6 +308,7 @@ class SnapshotBus:
         self._kept[topic] = snapshot
         self._owners[topic] = member
         self._count(publisher, cost, 1)
+        self.rendered.clear()  # never left of a publication before: that may have another topic
         for reader in tuple(self._readers.get(topic, ())):
             # The host is one publisher, however many Subscriptions it has.
             if reader is not member and not (member is None and reader.id == HOST):

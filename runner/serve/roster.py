@@ -146,7 +146,7 @@ class Roster:
             for gone in [name for name, entry in self._entries.items() if not _same(wanted.get(name), entry)]:
                 await self._remove(gone)
             for entry in wanted.values():
-                self._offer(entry.source)
+                self._offer(entry)
             async with trio.open_nursery() as nursery:
                 for each, entry in wanted.items():
                     if self._entries.get(each) != entry or each == name:
@@ -270,8 +270,10 @@ class Roster:
         await self._supervisor.remove(name)
         self._bus.retract(entry.source.plugin.id)
 
-    def _offer(self, source: PluginSource) -> None:
-        """Let other plugins invoke its actions. A plugin that does not run is started for one."""
+    def _offer(self, entry: _Entry) -> None:
+        """Let other plugins invoke its actions. A plugin that does not run is started for one. One that may
+        not start has none: a name that it takes would be in doubt for the plugin that has it."""
+        source = entry.source
 
         async def ask(call: Call) -> Any:
             try:
@@ -285,7 +287,8 @@ class Roster:
                 raise HostError(INTERNAL_ERROR, str(error)) from None
 
         plugin = source.plugin
-        self._bus.offer(plugin.id, find_contract(plugin.contract).actions(plugin, ask))
+        actions = {} if entry.pending else find_contract(plugin.contract).actions(plugin, ask)
+        self._bus.offer(plugin.id, actions)
 
     def note_hold(self, name: str, hold: Hold, reason: str) -> bool:
         """A plugin is stopped, in quarantine, or neither. Returns whether that is new."""

@@ -25,6 +25,11 @@ def test_another_file_name_or_content_is_another_build(tmp_path: Path) -> None:
     (root / "tests").mkdir()
     (root / "tests/test_x.py").touch()
     assert build_version(str(root)) == own
+    # Some installers link each file to their store.
+    store = tmp_path / "store.py"
+    (root / "runner/build.py").rename(store)
+    (root / "runner/build.py").symlink_to(store)
+    assert build_version(str(root)) == own
     seen = {own}
     page, policy = root / "runner/serve/page/page.js", root / "policies/default.toml"
     for change in (

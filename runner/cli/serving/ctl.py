@@ -81,14 +81,11 @@ def run(args: argparse.Namespace) -> int:
         also = ", or use runner ctl stop NAME" * (args.action == "drain")
         say(f"runner ctl: {args.action} is about the whole daemon: leave NAME out{also}")
         return USAGE_ERROR
-    if args.end and args.action != "open":
-        say("runner ctl: --end goes with runner ctl open")
+    if stray := _stray_option(args):
+        say(f"runner ctl: {stray}")
         return USAGE_ERROR
     if args.action in (*_OF_PLUGINS, "calls") and (fault := name_fault(args.name or "")):
         say(printable(f"runner ctl: {fault}"))
-        return USAGE_ERROR
-    if args.action != "calls" and (given := given_filter(args)):
-        say(f"runner ctl: {given} goes with runner ctl calls")
         return USAGE_ERROR
     if args.action == "calls":
         return list_calls(args)
@@ -120,6 +117,24 @@ def run(args: argparse.Namespace) -> int:
             print(printable(f"{fault['path']}: {fault['message']}"))
         return 1 if found["configuration"] else 0
     return 0
+
+
+def _stray_option(args: argparse.Namespace) -> str:
+    """What is wrong about an option that the action does not have, or ''. If it were ignored, `reset NAME
+    --worker W` without --fleet would act on a plugin of the daemon here."""
+    fleet, action = args.fleet is not None, args.action
+    rows = (
+        ("--end" * args.end, not fleet and action == "open", "runner ctl open"),
+        (given_filter(args), not fleet and action == "calls", "runner ctl calls"),
+        ("--worker" * (args.worker is not None), fleet and action == "reset", "reset of a fleet"),
+        ("--replicas" * (args.replicas is not None), fleet and action == "init", "init of a fleet"),
+        (
+            "--reason" * bool(args.reason),
+            fleet and action in ("quarantine", "drain", "close"),
+            "quarantine, drain and close of a fleet",
+        ),
+    )
+    return next((f"{option} goes with {what}" for option, fits, what in rows if option and not fits), "")
 
 
 def _remove(args: argparse.Namespace) -> int:
@@ -182,6 +197,8 @@ def _act_on_fleet(args: argparse.Namespace) -> int:
     action, name = args.action, args.name
     if action not in (*_OF_FLEETS, *_OF_LETTERS, *_OF_DELIVERIES, "drain", "reset"):
         raise ValueError(f"{action} is about a daemon: leave out --fleet")
+    if stray := _stray_option(args):
+        raise ValueError(stray)
     if (name is None) != (action in ("init", "dead")):
         raise ValueError(f"write runner ctl {action}{'' if name else ' NAME'} --fleet URL")
     if action == "init":

@@ -28,6 +28,7 @@ INIT = "plugin/init"
 _HOST = {"kind": "cli", "pid": 1}
 _MOST_CHARACTERS = 200  # of each text that a plugin reports about itself
 _WORDS = frozenset(("name", "version", "manifest", "abi_version"))
+_OPTIONAL = ("manifest", "abi_version")
 _PLUGIN_WORDS = frozenset(("name", "version", "abi_version"))
 
 
@@ -51,6 +52,8 @@ def make_params(setting: Setting) -> dict[str, Any]:
 def read_handshake_answer(result: Any, plugin: Plugin) -> HandshakeAnswer:
     """Raises HandshakeFault."""
     _require_clear(result, _WORDS, "it")
+    # Null is nothing, as writers of JSON have it for an option that is not set.
+    result = {key: value for key, value in result.items() if key not in _OPTIONAL or value is not None}
     manifest = result.get("manifest", {})
     _require_clear(manifest, frozenset(), "manifest")
     own = manifest.get("plugin", {})

@@ -18,6 +18,7 @@ from runner.ledger.ledger import Ledger
 from runner.ledger.rows import BINDING
 from runner.ledger.sqlite_file import DatabaseUnusable
 from runner.protocol import wire
+from runner.protocol.disguise.forms import SHORTEST
 from runner.protocol.host_services import Delegation, DelegationRequest, HostError
 from runner.serve.control.settings import OrgGateway
 from runner.serve.token_command import TokenCommandFailed, run_token_command
@@ -77,6 +78,8 @@ def _read(said: bytes, request: DelegationRequest, most: float) -> tuple[str, tu
         found = None
     if not isinstance(found, dict) or not isinstance(found.get("token"), str) or not found["token"]:
         raise HostError(_INTERNAL, "its token_command did not write a JSON object with a token")
+    if len(found["token"]) < SHORTEST:  # it would be in records and logs
+        raise HostError(_INTERNAL, f"its token has fewer than {SHORTEST} characters: it could not be hidden")
     lives = found.get("expires_in")
     if isinstance(lives, bool) or not isinstance(lives, int | float) or not lives > 0:
         raise HostError(_INTERNAL, "its token_command did not say in expires_in how many seconds it lives")

@@ -45,6 +45,16 @@ def test_help_has_an_example(runner_as_user: Caller, verb: str) -> None:
     assert verb_module(verb).EXAMPLE.removeprefix("runner") in said.stdout
 
 
+def test_help_that_cannot_be_written(runner_as_user: Caller) -> None:
+    for verb in ("exec", "ctl"):
+        with open("/dev/full", "wb") as full:
+            process = runner_as_user.start(verb, "--help", stdin=subprocess.DEVNULL, stdout=full)
+        assert process.stderr is not None
+        with process.stderr:
+            assert b"cannot be written to stdout" in process.stderr.read()
+        assert process.wait(60) == 1
+
+
 def test_help_has_the_options_of_a_command_too() -> None:
     both = [verb for verb in VERBS if hasattr(verb_module(verb), "add_command_arguments")]
     assert {"call", "conformance", "explain"} <= set(both)

@@ -330,3 +330,21 @@ def test_no_circle_of_plugins_waits_for_itself(bus: SnapshotBus) -> None:
     with bus.awaited("a", by="c"), bus.awaited("c", by="b"):
         pass
     assert bus._waits == {}
+
+
+def test_nothing_of_a_publication_is_left_for_the_next(bus: SnapshotBus) -> None:
+    """Also if delivering it failed: the next one may be for others, and on another topic."""
+    seen = []
+
+    def deliver(snapshot: Snapshot) -> None:
+        seen.append(bus.rendered.setdefault("event", snapshot.payload))
+        if snapshot.topic == "a":
+            raise MemoryError
+
+    member = bus.join("reader", deliver, trio.lowlevel.checkpoint)
+    for topic in ("a", "b"):
+        member.subscribe(topic)
+    with pytest.raises(MemoryError):
+        bus.publish("a", b"1")
+    bus.publish("b", b"2")
+    assert seen == [b"1", b"2"]

@@ -44,7 +44,9 @@ def test_one_bus_for_the_plugins_of_a_daemon(runner_as: Caller, plugin_dir: Path
     nest.put("a07", capabilities=BUS, namespaces=["a07"])
     nest.put("doer", capabilities=BUS, namespaces=["doer", "a07"])  # the action a07 is not its to take
     nest.put("mute", namespaces=["mute"], subscribes=["cts.chunks"])
-    nest.put("narrow", capabilities={"event_bus": ["cts.chunks"]}, namespaces=["narrow"])
+    nest.put("narrow", capabilities={"event_bus": ["cts.chunks"]}, namespaces=["narrow", "slender"])
+    nest.put("greedy", capabilities={**BUS, "write_plugin_data": True}, namespaces=["greedy", "slender"])
+    nest.policy.write_text(nest.policy.read_text() + "[write]\nceiling = []\n")
     with serving(runner_as, plugin_dir, "--policy", str(nest.policy)) as served:
         check_snapshots(served)
         check_grants(served)
@@ -80,6 +82,11 @@ def check_actions(served: Served) -> None:
     found = ask(served, "a07", INVOKE, action="doer", payload=bytes_of("abc"))
     assert base64.b64decode(found["result"]["payload"]) == b"cba"
     assert served.states()["doer"] == "ready"
+    # A plugin that may not start takes no names.
+    assert served.states()["greedy"] == "pending"
+    found = ask(served, "a07", INVOKE, action="slender", payload=bytes_of("abc"))
+    assert base64.b64decode(found["result"]["payload"]) == b"cba"
+    assert ask(served, "a07", INVOKE, action="greedy", payload="")["error"]["code"] == -32602
     # a07 waits for doer, which asks a07: neither could go on. It is refused at once.
     back = [INVOKE, {"action": "a07", "payload": bytes_of("abc")}]
     found = ask(served, "a07", INVOKE, action="doer", payload=bytes_of(back))

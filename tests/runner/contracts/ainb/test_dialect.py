@@ -105,6 +105,7 @@ def said(**tables: Any) -> dict[str, Any]:
         ({**TEXT, "manifest": {"plugin": {"name": "burndown"}}}, "malformed"),
         ({"manifest": TEXT["manifest"]}, "malformed"),  # it has to say its ABI
         ({**TEXT, "abi_version": True}, "malformed"),
+        ({**TEXT, "abi_version": None}, "malformed"),
         ({**TEXT, "abi_version": 3}, "identity_mismatch"),
         (said(plugin={**WELCOME, "abi_version": 1}), "identity_mismatch"),
         (said(plugin={**WELCOME, "name": "other"}), "identity_mismatch"),
@@ -137,7 +138,8 @@ def test_the_answer() -> None:
         lifecycle={"spawn": "lazy", "idle_reap_secs": 600},
         later={"x": 1},
     )
-    for result in ({**WELCOME, "manifest": {}, "more": 7}, TEXT, whole, {**WELCOME, **whole}):
+    unset = {**WELCOME, "manifest": None, "abi_version": None}
+    for result in ({**WELCOME, "manifest": {}, "more": 7}, unset, TEXT, whole, {**WELCOME, **whole}):
         (came,) = hear(opened(), answer(1, result))
         assert isinstance(came, Ready), result
         identity = came.identity

@@ -207,6 +207,7 @@ ANSWERS = {
     "a token alone": ("t-12345678", "a JSON object with a token"),
     "no token": ('{"expires_in": 30}', "a JSON object with a token"),
     "an empty token": ('{"token": "", "expires_in": 30}', "a JSON object with a token"),
+    "a short token": ('{"token": "t-12345", "expires_in": 30}', "it could not be hidden"),
     "no end": ('{"token": "t-12345678"}', "did not say in expires_in"),
     "an end that is no number": ('{"token": "t-12345678", "expires_in": true}', "did not say in expires_in"),
     "over already": ('{"token": "t-12345678", "expires_in": 0}', "did not say in expires_in"),
