@@ -149,7 +149,7 @@ def add_manifest_choice(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--contract",
         metavar="NAME",
-        help="read the manifest as this contract's, whatever its content and its file name",
+        help="read the manifest as this contract's, whatever its content and name",
     )
     parser.add_argument(
         "--server", metavar="NAME", help="which plugin of a manifest that lists several servers"

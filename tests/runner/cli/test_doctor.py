@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from runner import __version__
+from runner.build import build_version
 from runner.cli import doctor
 from sandbox.doctor.finding import Finding
 from sandbox.doctor.probes import REQUIRED
@@ -96,7 +96,7 @@ def examined(
     )
     assert done.stderr == ""
     result: dict[str, Any] = json.loads(done.stdout)
-    assert (result["schema"], result["version"]) == ("runner.doctor.v1", __version__)
+    assert (result["schema"], result["version"]) == ("runner.doctor.v1", build_version())
     assert result["policy_digest"].startswith("sha256:") and len(result["policy_digest"]) == 7 + 64
     assert done.returncode == (0 if result["ok"] else 22)
     return result

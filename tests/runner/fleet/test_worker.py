@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
 import time
@@ -445,11 +446,10 @@ def test_a_worker_ends_although_a_cancellation_was_lost(bus: Bus) -> None:
         asked = asyncio.Event()
 
         async def lose() -> None:
-            asked.set()
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                pass
+            if not asked.is_set():
+                asked.set()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.Event().wait()
 
         async with it.worker(shelf()) as worker:
             setattr(worker, "_measure_rooms", lose)  # noqa: B010 -- a method
