@@ -250,8 +250,8 @@ class FleetClient:
         raw = self._encoded(call)
         with self._heard(call.key, on_progress):
             if durable or plugin.is_durable(call):
-                await self._submit(plugin, call, raw)
-                return await self.wait_for(call, plugin)
+                submission = await self._submit(plugin, call, raw)
+                return await self.wait_for(call, plugin, submission)
             return await self._request(plugin, call, raw)
 
     async def submit(self, plugin: FleetPlugin, call: FleetCall) -> None:
@@ -274,14 +274,18 @@ class FleetClient:
         except (nats.errors.Error, TimeoutError, ValueError) as error:
             raise NoFleet(f"the ledger of the fleet cannot be read: {words_of(error, self.nc)}") from None
 
-    async def wait_for(self, call: FleetCall, plugin: FleetPlugin | None = None) -> CallAnswer:
+    async def wait_for(
+        self, call: FleetCall, plugin: FleetPlugin | None = None, submission: str = ""
+    ) -> CallAnswer:
         """The answer of a durable call. Servers that do not answer are waited for, until the deadline. Raises
         Refused if its id is another call's. `plugin`: if nobody begins the call or runs it, it is stored once
-        more, in case that the servers lost it; its id sees to it that it runs once."""
+        more, in case that the servers lost it; its id sees to it that it runs once. `submission`: an end that
+        another submission came to, which left the key free, does not count."""
         given = digest([call.input, dict(call.context or {})]).digest
         event = self._ends.setdefault(call.key, asyncio.Event())
         pause, again, number = _FIRST_LOOK_SECONDS, _AGAIN_SECONDS, 0
         since, lost = time.monotonic(), False
+        passed: set[str] = set()  # ends of other submissions
         try:
             while True:
                 try:
@@ -297,6 +301,11 @@ class FleetClient:
                     entry = await self.result(call.id)
                 except NoFleet:
                     entry = None
+                if plugin is not None and submission and entry is not None and _is_free(entry, submission):
+                    if entry.nonce not in passed:
+                        passed.add(entry.nonce)
+                        await self._store_again(plugin, call, _again_mark(entry), submission)
+                    entry = None
                 found = None if entry is None or entry.state != "ended" else _answer_of(entry._asdict())
                 if entry is not None and found is not None:
                     same = (entry.plugin, entry.tool) == (call.plugin, call.tool)
@@ -310,7 +319,7 @@ class FleetClient:
                     since, again, number = time.monotonic(), again * 2, number + 1
                     begun = entry is not None and entry.state == "began"
                     if entry is None or (begun and not await self._still_runs(entry.worker, call)):
-                        await self._store_again(plugin, call, number)
+                        await self._store_again(plugin, call, f".{number}", submission)
                 if self._now() > call.deadline + _GRACE_SECONDS:
                     if entry is None or entry.state != "began":
                         message = "no worker ended the call before its deadline"
@@ -360,14 +369,23 @@ class FleetClient:
         finally:
             self._progress.pop(key, None)
 
-    async def _submit(self, plugin: FleetPlugin, call: FleetCall, raw: bytes) -> None:
+    async def _submit(self, plugin: FleetPlugin, call: FleetCall, raw: bytes) -> str:
+        """Returns the name of this submission."""
         self._ends.setdefault(call.key, asyncio.Event())
-        headers: dict[str, Any] = {Header.MSG_ID: names.message_id(self._user, call.id, self.address.salt)}
+        submission = secrets.token_hex(8)
+        mark = names.message_id(self._user, call.id, self.address.salt)
+        headers: dict[str, Any] = {Header.MSG_ID: mark, names.SUBMISSION: submission}
         last = time.monotonic() + _SUBMIT_SECONDS
         while True:
             try:
-                await self.js.publish(names.durable(self._user, plugin.digest), raw, headers=headers)
-                break
+                done = await self.js.publish(names.durable(self._user, plugin.digest), raw, headers=headers)
+                entry = await self.result(call.id) if done.duplicate else None
+                if entry is None or not _is_free(entry, submission):
+                    break
+                if headers[Header.MSG_ID] == (again := f"{mark}{_again_mark(entry)}"):
+                    break  # somebody else has submitted it again meanwhile
+                headers[Header.MSG_ID] = again
+                continue
             except nats.js.errors.APIError as error:
                 if is_disk_full(error):
                     hint = "an operator has to make room there; a call without --durable and --key needs none"
@@ -384,14 +402,16 @@ class FleetClient:
                     raise NoFleet(f"nobody says whether the call {call.id} was stored: {why}") from None
             await asyncio.sleep(_FIRST_LOOK_SECONDS)
         await self.nc.publish(names.hint(plugin.digest), b"")
+        return submission
 
-    async def _store_again(self, plugin: FleetPlugin, call: FleetCall, number: int) -> None:
+    async def _store_again(self, plugin: FleetPlugin, call: FleetCall, which: str, submission: str) -> None:
+        """`which`: the servers drop a message that has the same."""
         mark = names.message_id(self._user, call.id, self.address.salt)
         with suppress(nats.errors.Error, TimeoutError):
             await self.js.publish(
                 names.durable(self._user, plugin.digest),
                 encode_call(call),
-                headers={Header.MSG_ID.value: f"{mark}.{number}"},
+                headers={Header.MSG_ID.value: f"{mark}{which}", names.SUBMISSION: submission},
             )
             await self.nc.publish(names.hint(plugin.digest), b"")
 
@@ -495,6 +515,16 @@ class FleetClient:
                 return answer == b"running"
             await asyncio.sleep(0.5)
         return False
+
+
+def _is_free(entry: LedgerEntry, submission: str) -> bool:
+    """Whether the call ended without asking the plugin, when another submission of it came."""
+    return entry.state == "ended" and entry.free_since is not None and entry.freed_by != submission
+
+
+def _again_mark(entry: LedgerEntry) -> str:
+    """One message after each such end, however many submit the call again."""
+    return f"~{entry.nonce}"
 
 
 def presence_of(raw: bytes) -> dict[str, Any] | None:

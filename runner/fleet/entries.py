@@ -5,7 +5,7 @@ the call is acknowledged.
 
     waiting   nobody runs it; it was begun `attempt` times, and did nothing that forbids another one
     began     a worker runs it, or died while it ran
-    ended     with the answer
+    ended     with the answer. If the plugin was not asked, the key is free: a later submission begins it anew
 """
 
 from __future__ import annotations
@@ -49,6 +49,10 @@ class LedgerEntry(NamedTuple):
     document: dict[str, Any] | None = None
     record: dict[str, Any] | None = None
     dead: str | None = None  # why it became a dead letter
+    free_since: int | None = (
+        None  # the message with which it ended without asking the plugin; None: it was asked
+    )
+    freed_by: str = ""  # the submission of that message
 
 
 class Held(NamedTuple):
@@ -61,12 +65,13 @@ class Held(NamedTuple):
 
 _TEXT, _NUMBER, _MAP = (str,), (int, float), (dict, type(None))
 _TYPES: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(("worker", "nonce", "plugin", "tool"), _TEXT),
+    **dict.fromkeys(("worker", "nonce", "plugin", "tool", "freed_by"), _TEXT),
     **dict.fromkeys(("attempt", "status"), (int,)),
     **dict.fromkeys(("document", "record"), _MAP),
     "began": _NUMBER,
     "ended": (*_NUMBER, type(None)),
     "dead": (*_TEXT, type(None)),
+    "free_since": (int, type(None)),
 }
 
 

@@ -27,6 +27,7 @@ USUAL_SECONDS = 3600.0
 GROUP = "workers"  # the queue group: each call goes to one of them
 TRIAL = "disk=trial"  # in the ledger's bucket, in the place of a user, who cannot have this name
 COPY = "Runner-Copy"  # the header that tells apart the copies of a waited call that is sent again
+SUBMISSION = "Runner-Submission"  # the header that all copies of a durable call have that was submitted once
 # What callers and operators read about a plugin that a worker has given up.
 QUARANTINE_HINT = "an operator sees why with runner logs --fleet, and ends it with runner ctl reset --fleet"
 

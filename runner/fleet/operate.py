@@ -170,7 +170,17 @@ async def repeat(client: FleetClient, word: str) -> str:
         # Nobody would begin it, and nobody would say so.
         message = f"no worker has the plugin of this letter any more: {digest[:12]}"
         raise Refused(409, "unknown_plugin", message, "start a worker that has it, or close the letter")
-    user = letter["user"]
+    user, _, key = letter["letter"].partition(".")
+    try:
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            found = await FleetLedger(client.js).read(user, key)
+    except TimeoutError as error:
+        raise NoFleet(f"the ledger of the fleet cannot be read: {words_of(error)}") from None
+    if found is not None and found.entry.ended != letter["at"]:
+        message = "the call of this letter was submitted again since it ended"
+        raise Refused(
+            409, "submitted_again", message, f"runner ctl close {word} --fleet URL closes the letter"
+        )
     span = min(max(call.seconds or 0.0, names.USUAL_SECONDS), names.MOST_SECONDS)
     base = call.id.partition("~again")[0][:_MOST_BASE]
     # By the letter's own number: who repeats it a second time, or at the same time, gets the same call.

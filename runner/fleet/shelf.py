@@ -26,6 +26,7 @@ from runner.serve.desk import CallAnswer, failed_answer, off_loop_if_large
 from runner.serve.refusal import STATUS, outcome_error
 from runner.serve.roster import Roster
 from runner.serve.sources import PluginSource
+from runner.session.account import CallAccount, open_account
 from sandbox.speed.value import NamedTuple
 
 # Exports of these kinds are called by the stream.
@@ -35,6 +36,7 @@ _MOST_REASON = 300  # characters, of why a plugin does not run
 _PENDING = "policy or approvals of this machine do not let it run; the worker's stderr says why"
 
 OnProgress = Callable[[Mapping[str, Any]], None]
+OnAccount = Callable[[CallAccount], None]
 # What a redelivery may do: "again" is for calls that may run twice.
 Repeat = Literal["again", "never"]
 # "ended": with this answer. "retry": a hook that may succeed later. "elsewhere": nothing ran, and another
@@ -65,6 +67,7 @@ class Performed(NamedTuple):
     outcome: Outcome
     fate: Fate = "ended"
     output: Digest = Digest()
+    asked: bool = True  # the plugin, or nobody knows
 
 
 class PluginShelf(Protocol):
@@ -81,9 +84,16 @@ class PluginShelf(Protocol):
         ...
 
     async def perform(
-        self, offer: Offer, call: FleetCall, caller: str, attempt: int | None, on_progress: OnProgress
+        self,
+        offer: Offer,
+        call: FleetCall,
+        caller: str,
+        attempt: int | None,
+        on_progress: OnProgress,
+        on_account: OnAccount,
     ) -> Performed:
-        """Make a call, on trio. `attempt`: None if it is not durable. Raises nothing but Cancelled."""
+        """Make a call, on trio. `attempt`: None if it is not durable. `on_account` gets the call's account at
+        once. Raises nothing but Cancelled."""
         ...
 
     async def logs(self, offer: Offer) -> str:
@@ -148,6 +158,20 @@ class RosterShelf:
             return "unknown"
 
     async def perform(
+        self,
+        offer: Offer,
+        call: FleetCall,
+        caller: str,
+        attempt: int | None,
+        on_progress: OnProgress,
+        on_account: OnAccount,
+    ) -> Performed:
+        with open_account() as account:
+            on_account(account)
+            done = await self._perform(offer, call, caller, attempt, on_progress)
+        return done._replace(asked=account.asked is not None)
+
+    async def _perform(
         self, offer: Offer, call: FleetCall, caller: str, attempt: int | None, on_progress: OnProgress
     ) -> Performed:
         hider = self._roster.secrets(offer.name)

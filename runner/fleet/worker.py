@@ -34,8 +34,10 @@ from runner.ledger.retry import Schedule, next_try
 from runner.ledger.rows import digest
 from runner.lifecycle.exceptions import Unavailable, UnknownPlugin
 from runner.outcome import Outcome
+from runner.serve.alerts import Alerts
 from runner.serve.desk import CallAnswer
 from runner.serve.refusal import STATUS, outcome_error
+from runner.session.account import CallAccount
 from sandbox.speed.value import NamedTuple
 
 _BEGIN_SECONDS = 60.0  # for servers that do not answer yet
@@ -84,12 +86,27 @@ class _Running:
         self.reply = reply  # where somebody waits
         self.inner: asyncio.Task[Performed] | None = None
         self.ended_by: Outcome | None = None  # why it was cancelled
+        self.account: CallAccount | None = None  # None: nothing was begun
         self.reported = 0  # pieces of progress
 
     def cancel(self, why: Outcome) -> None:
         self.ended_by = self.ended_by or why
         if self.inner is not None:
             self.inner.cancel()
+
+
+class _Submission(NamedTuple):
+    """Which message a durable call came with, and which submission that is a copy of."""
+
+    free_since: int | None
+    freed_by: str
+
+    def is_after(self, entry: LedgerEntry) -> bool:
+        """Whether the call was submitted once more, after it had ended without asking the plugin. Another
+        copy of what has ended does not count: its submitter was told that nothing ran."""
+        if entry.free_since is None or self.free_since is None:
+            return False
+        return self.free_since > entry.free_since and self.freed_by not in ("", entry.freed_by)
 
 
 class _Pull:
@@ -110,6 +127,7 @@ class FleetWorker:
     ) -> None:
         self._nc, self._js, self._address = bus
         self._thread, self._shelf, self._options, self._say = thread, shelf, options, say
+        self._alerts = Alerts(say, time.monotonic)
         self._ledger = FleetLedger(self._js)
         self._shares = FleetShares(self._js)
         self._told_full: set[tuple[str, str]] = set()  # users and rooms, since the shares were read
@@ -254,6 +272,7 @@ class FleetWorker:
     async def _follow_ledger(self) -> None:
         """Not in `_beat`: signs of life do not wait for an answer."""
         for number in count(1):
+            self._alerts.flush()
             await self._shares.tell()
             if number % _SHARE_BEATS == 1 or self._disk_fault:
                 await self._try_disk()
@@ -519,6 +538,11 @@ class FleetWorker:
         await self._show()
         for mark in (each for each in now if before.get(each) != now[each]):
             name = self._offers[mark].name if mark in self._offers else ""
+            if now[mark].kind == "quarantined":
+                self._alerts.tell(
+                    "quarantine",
+                    f"{name or mark} is quarantined: {now[mark].reason}; {names.QUARANTINE_HINT}",
+                )
             await self._audit("held", {"plugin": name, "digest": mark, **now[mark]._asdict()})
 
     async def _subscribe(self) -> None:
@@ -631,7 +655,7 @@ class FleetWorker:
         if outcome is None:
             return None
         answer = CallAnswer(STATUS[outcome.code], outcome_error(outcome, id=call.id))
-        return Performed(answer, outcome, "dead" if outcome is _LATE else "ended")
+        return Performed(answer, outcome, "dead" if outcome is _LATE else "ended", asked=False)
 
     def _was_cancelled(self, user: str, key: str) -> bool:
         keys = self._cancelled.get(user, OrderedDict())
@@ -650,8 +674,13 @@ class FleetWorker:
 
         if call.seconds is not None:
             call = call._replace(seconds=max(0.0, min(call.seconds, call.deadline - self._clock.now())))
+
+        def on_account(account: CallAccount) -> None:
+            running.account = account
+
+        running.account = None
         running.inner = loop.create_task(
-            self._thread.on_trio(self._shelf.perform, offer, call, user, attempt, on_progress)
+            self._thread.on_trio(self._shelf.perform, offer, call, user, attempt, on_progress, on_account)
         )
         if running.ended_by is not None:
             running.inner.cancel()
@@ -662,7 +691,8 @@ class FleetWorker:
                 raise  # this task itself is cancelled
             outcome = running.ended_by or _DRAINED
             answer = CallAnswer(STATUS[outcome.code], outcome_error(outcome, id=call.id))
-            done = Performed(answer, outcome)
+            asked = running.account is not None and running.account.asked is not None
+            done = Performed(answer, outcome, asked=asked)
         self._judge_node(done.outcome)
         if done.outcome.code == "quarantined":
             done = done._replace(answer=self._named(done.answer))
@@ -808,12 +838,13 @@ class FleetWorker:
 
     async def _serve_durable(self, user: str, call: FleetCall, offer: Offer) -> None:
         running = self._running[user, call.key]
+        submission = _submission(running.message)
         # A call that has begun is finished even if its submitter has no room.
         if not self._within_share(user, LEDGER) and await self._ledger.read(user, call.key) is None:
             await self._refuse(running, user, call)
             return
         try:
-            held = await self._begin(running, user, call, offer)
+            held = await self._begin(running, user, call, offer, submission)
         except LedgerFull as full:
             await self._try_disk()
             self._say(f"the ledger of the fleet takes no entry, so the call {call.id} does not begin: {full}")
@@ -830,7 +861,7 @@ class FleetWorker:
             done = await self._perform(running, user, call, offer, attempt)
         self._counts["done"] += 1
         if running.ended_by is _DRAINED:
-            if repeat_of(self._shelf, offer, call.tool) == "again":
+            if not done.asked or repeat_of(self._shelf, offer, call.tool) == "again":
                 await self._release(running, user, call, held, 0.0)
                 return
             done = self._unknown(call, "the worker ended while the call ran")
@@ -838,6 +869,8 @@ class FleetWorker:
         if pause is not None:
             await self._release(running, user, call, held, pause)
             return
+        if not done.asked:
+            held = held._replace(entry=held.entry._replace(**submission._asdict()))
         await self._end(running, user, call, offer, held, done)
 
     async def _refuse(self, running: _Running, user: str, call: FleetCall) -> None:
@@ -862,7 +895,9 @@ class FleetWorker:
             return None if due is None or self._clock.now() + due > call.deadline else due
         return None
 
-    async def _begin(self, running: _Running, user: str, call: FleetCall, offer: Offer) -> Held | None:
+    async def _begin(
+        self, running: _Running, user: str, call: FleetCall, offer: Offer, submission: _Submission
+    ) -> Held | None:
         """Write that the call begins. Returns None if it must not begin: then it was seen to."""
         nonce = secrets.token_hex(12)
         last, attempt = 0, 1
@@ -879,6 +914,9 @@ class FleetWorker:
                 last, attempt = 0, 1
                 continue
             last, attempt = found.revision, found.entry.attempt + 1
+            if found.entry.state == "ended" and submission.is_after(found.entry):
+                attempt = 1
+                continue
             if found.entry.state == "ended":
                 await self._tell_end(running, user, call, found.entry)
                 return None
@@ -958,6 +996,10 @@ class FleetWorker:
     async def _tell_end(self, running: _Running, user: str, call: FleetCall, entry: LedgerEntry) -> None:
         """Its record, once, and then the stream forgets the call."""
         if entry.dead is not None:
+            self._alerts.tell(
+                "dead letter",
+                f"{user}.{call.id} is a dead letter: {entry.dead}; runner ctl dead --fleet lists them",
+            )
             told = {"id": call.id, "user": user, "reason": entry.dead, "at": entry.ended}
             row = {key: (entry.record or {}).get(key) for key in ("plugin", "digest", "code", "attempt")}
             # Written by us it may be longer than as it came: 1e9 becomes 1000000000.0.
@@ -971,6 +1013,13 @@ class FleetWorker:
         await _quietly(self._nc.publish(names.done(user, call.key), b""))
         if running.message is not None:
             await _quietly(running.message.ack())
+
+
+def _submission(message: Msg | None) -> _Submission:
+    if message is None:
+        return _Submission(None, "")
+    word = (message.headers or {}).get(names.SUBMISSION, "")
+    return _Submission(message.metadata.sequence.stream, word[:_MOST_COPY])
 
 
 def _copy(key: str, word: str) -> str:

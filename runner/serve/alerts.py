@@ -1,5 +1,5 @@
-"""Lines on the daemon's stderr about what somebody should look at. Each kind has a bound per minute: beyond
-it, lines are counted, and one line tells how many there were.
+"""Lines on the stderr of a daemon or a worker about what somebody should look at. Each kind has a bound per
+minute: beyond it, lines are counted, and one line tells how many there were.
 """
 
 from __future__ import annotations
@@ -23,13 +23,17 @@ class _Window:
 
 
 class Alerts:
-    def __init__(self, say: Callable[[str], None] = lambda text: None) -> None:
-        self._say = say
+    def __init__(
+        self,
+        say: Callable[[str], None] = lambda text: None,
+        now: Callable[[], float] = trio.current_time,
+    ) -> None:
+        self._say, self._now = say, now
         self._windows: dict[AlertKind, _Window] = {}
 
     def tell(self, kind: AlertKind, text: str) -> None:
         self.flush()
-        window = self._windows.setdefault(kind, _Window(trio.current_time()))
+        window = self._windows.setdefault(kind, _Window(self._now()))
         if window.told >= MOST_LINES:
             window.untold += 1
             return
@@ -39,7 +43,7 @@ class Alerts:
     def flush(self) -> None:
         """Tell what was counted, of windows that are over. To be called now and then."""
         for kind, window in list(self._windows.items()):
-            if trio.current_time() - window.since >= WINDOW_SECONDS:
+            if self._now() - window.since >= WINDOW_SECONDS:
                 del self._windows[kind]
                 if window.untold:
                     self._say(f"{window.untold} more of the kind '{kind}' in {WINDOW_SECONDS:g} seconds")

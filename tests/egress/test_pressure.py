@@ -12,21 +12,21 @@ from tests.internet import API
 
 pytestmark = [pytest.mark.launches, pytest.mark.needs("root")]
 
-# Opens 3000 connections at once, and sees how each begins: with the server's line, or with a reset. It closes
+# Opens 1000 connections at once, and sees how each begins: with the server's line, or with a reset. It closes
 # them only when all have begun. Then it tries one more, until one works.
 MANY = """
 import json, resource, select, socket
 resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
 address = socket.getaddrinfo("ipv4.example.com", 2525, socket.AF_INET, socket.SOCK_STREAM)[0][4]
 watch, lines = select.epoll(), {}
-for _ in range(3000):
+for _ in range(1000):
     line = socket.socket()
     line.setblocking(False)
     line.connect_ex(address)
     lines[line.fileno()] = line
     watch.register(line, select.EPOLLIN)
-greeted, refused = [], 0
-while len(greeted) + refused < 3000:
+greeted, refused, tries = [], 0, 0
+while len(greeted) + refused < 1000:
     for fd, _ in watch.poll():
         watch.unregister(fd)
         try:
@@ -42,25 +42,26 @@ while True:
             assert line.recv(100).startswith(b"220 ")
             break
         except (OSError, AssertionError):
-            pass
-print(json.dumps([len(greeted), refused]))
+            tries += 1
+print(json.dumps([len(greeted), refused, tries]))
 """
 
 
-def test_thousands_of_connections_at_once(plugin: Plugin) -> None:
+def test_a_thousand_connections_at_once(plugin: Plugin) -> None:
     most = EgressLimits().connections
-    # On a busy machine a SYN may be dropped several times, and each is sent again after twice the time.
+    # As many as may wait to be accepted. Beyond that the kernel drops the last step of a handshake without a
+    # word: the client takes itself for connected, and one that only reads waits for ever.
     # With so few processes, each may have as many descriptors on a small machine too.
-    ran = plugin.python(["ipv4.example.com:2525"], MANY, timeout=240, options=("--limit", "pids=16"))
+    ran = plugin.python(["ipv4.example.com:2525"], MANY, options=("--limit", "pids=16"))
     assert ran.process.returncode == 0, ran.process.stderr
-    greeted, refused = json.loads(ran.stdout)
-    assert greeted == most and greeted + refused == 3000
+    greeted, refused, tries = json.loads(ran.stdout)
+    assert greeted == most and greeted + refused == 1000
     network = ran.network
     assert network["totals"]["connections"]["allowed"] == most + 1
     reasons = {each["reason"] for each in network["connections"] if each["verdict"] == "refused"}
     assert reasons == {f"is one connection too many: {most} may be open (the connections limit)"}
     # What repeats has a line for the first, second, fourth, eighth … time.
-    assert network["totals"]["connections"]["refused"] == refused and not network["gate_ended_early"]
+    assert network["totals"]["connections"]["refused"] == refused + tries and not network["gate_ended_early"]
     assert sum(each["verdict"] == "refused" for each in network["connections"]) < 40
 
 

@@ -14,12 +14,13 @@ from runner.fleet.client import FleetClient, FleetPlugin, new_call, open_client
 from runner.fleet.connection import connect, read_address
 from runner.fleet.crossing import AsyncioThread, end_tasks, open_asyncio_thread
 from runner.fleet.messages import FleetCall
-from runner.fleet.shelf import Hold, Offer, OnProgress, Performed
+from runner.fleet.shelf import Hold, Offer, OnAccount, OnProgress, Performed
 from runner.fleet.worker import FleetWorker, WorkerOptions
 from runner.ledger.retry import Schedule
 from runner.outcome import Outcome
 from runner.serve.desk import CallAnswer
 from runner.serve.refusal import STATUS, outcome_error
+from runner.session.account import CallAccount
 
 _ACT_SECONDS = 120
 QUICK = Schedule(attempts=3, first_seconds=0.01, jitter=0.0)
@@ -39,6 +40,7 @@ class Functions:
         self.go = trio.Event()
         self.outcome: Outcome | None = None
         self.fate: Any = "ended"
+        self.asks = True  # its plugin
 
     @property
     def plugin(self) -> FleetPlugin:
@@ -61,8 +63,17 @@ class Functions:
         return EFFECTS.get(tool, "unknown")
 
     async def perform(
-        self, offer: Offer, call: FleetCall, caller: str, attempt: int | None, on_progress: OnProgress
+        self,
+        offer: Offer,
+        call: FleetCall,
+        caller: str,
+        attempt: int | None,
+        on_progress: OnProgress,
+        on_account: OnAccount,
     ) -> Performed:
+        self.account = CallAccount()
+        self.account.asked = 1.0 if self.asks else None
+        on_account(self.account)
         self.ran.append((call.tool, attempt))
         self.at_once += 1
         self.most_at_once = max(self.at_once, self.most_at_once)
@@ -75,7 +86,7 @@ class Functions:
             self.at_once -= 1
         if self.outcome is not None:
             answer = CallAnswer(STATUS[self.outcome.code], outcome_error(self.outcome, id=call.id))
-            return Performed(answer, self.outcome, self.fate)
+            return Performed(answer, self.outcome, self.fate, asked=self.asks)
         document = {"id": call.id, "value": [caller, call.tool, call.input], "invocation": None}
         return Performed(CallAnswer(200, document), Outcome("ok", "call", ""))
 

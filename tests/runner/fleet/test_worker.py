@@ -18,6 +18,7 @@ from runner.fleet.client import FleetClient, new_call
 from runner.fleet.entries import FleetLedger, LedgerEntry
 from runner.fleet.messages import FleetCall, encode_call
 from runner.outcome import Outcome
+from runner.serve.refusal import Refused
 from tests.runner.fleet.bus import Bus
 from tests.runner.fleet.inside import Functions, Inside, inside, known
 
@@ -240,6 +241,58 @@ def test_hooks_are_retried_and_then_dead(bus: Bus) -> None:
             assert (await waiting).status == 200
 
     inside(bus.url, act)
+
+
+def test_a_key_is_free_until_its_plugin_was_asked(bus: Bus, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def act(it: Inside) -> None:
+        monkeypatch.setattr(names, "MOST_ATTEMPTS", 1)
+        plain = shelf()
+        async with it.worker(plain, "freeing"):
+            plain.asks, plain.fate = False, "elsewhere"
+            plain.outcome = Outcome("launch_failed", "launch", "it has no interpreter")
+            refused = await it.durable(plain, "pay", 1, call="free")
+            assert refused.document["error"]["code"] == "launch_failed"
+            entry = await it.client.result("free")
+            assert entry is not None and entry.state == "ended" and entry.free_since
+            # Another copy of what has ended begins nothing, nor does a message without a submission.
+            for word in (entry.freed_by, ""):
+                headers = {"Nats-Msg-Id": f"copy-{word}", names.SUBMISSION: word}
+                raw = encode_call(new_call("plain", "pay", 1, call="free"))
+                subject = names.durable(it.client.address.user, plain.offer.digest)
+                await it.client.js.publish(subject, raw, headers=headers)
+            await it.until(lambda: _is_done(it, plain))
+            assert plain.ran == [("pay", 1)]
+            # Submitted again at once, which the servers take for a repetition, and with another input.
+            plain.asks, plain.outcome, plain.fate = True, None, "ended"
+            assert (await it.durable(plain, "pay", 2, call="free")).document["value"][2] == 2
+            assert (await it.durable(plain, "pay", 2, call="free")).document["value"][2] == 2
+            assert plain.ran == [("pay", 1)] * 2
+            with pytest.raises(Refused, match="submitted again"):
+                await operate.repeat(it.client, f"{it.client.address.user}.free")
+            # Nobody waits, and the call was given up before the plugin was asked.
+            plain.asks = False
+            held = new_call("plain", "pay", {"hold": True}, call="gone")
+            await it.client.submit(plain.plugin, held)
+            await it.until(lambda: len(plain.ran) == 3)
+            await it.client.cancel("gone")
+            cancelled = await it.client.wait_for(held)
+            assert cancelled.document["error"]["code"] == "cancelled"
+            plain.asks = True
+            await it.client.submit(plain.plugin, held._replace(input=3))
+            assert (await it.until(lambda: _answer(it, "gone")))["value"][2] == 3
+        assert any("free is a dead letter: it has no interpreter" in each for each in it.said), it.said
+
+    inside(bus.url, act)
+
+
+async def _answer(it: Inside, call: str) -> Any:
+    entry = await it.client.result(call)
+    return entry is not None and entry.status == 200 and entry.document
+
+
+async def _is_done(it: Inside, plain: Functions) -> bool:
+    found = await it.client.js.consumer_info(names.CALLS, names.consumer(plain.offer.digest))
+    return not found.num_pending and not found.num_ack_pending
 
 
 def test_slots_bound_what_is_fetched_and_asked(bus: Bus) -> None:
