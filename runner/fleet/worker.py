@@ -678,7 +678,6 @@ class FleetWorker:
         def on_account(account: CallAccount) -> None:
             running.account = account
 
-        running.account = None
         running.inner = loop.create_task(
             self._thread.on_trio(self._shelf.perform, offer, call, user, attempt, on_progress, on_account)
         )
