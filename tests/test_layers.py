@@ -44,7 +44,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.manifest.*",),
     ("runner.contracts.registry",),
     ("runner.contracts.contract",),
-    ("runner.conformance.host_checks",),
     ("runner.conformance.rpc",),
     ("runner.conformance.rules",),
     ("runner.conformance.report",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,6 @@ from runner.cli.shared.options import (
     add_secrets,
     invocation_of,
     is_command,
-    limits_of,
 )
 from runner.cli.shared.text import say
 from runner.conformance.report import ConformanceReport, Verdict, as_json, as_junit, as_text
@@ -37,9 +35,6 @@ EXAMPLE = """runner conformance CONTRACT ./my-plugin --call greet --input '{"nam
 PASSES_ARGUMENTS = True
 
 _TIMEOUT = "10s"
-# The options that go with --host, as argparse names them. --deadline is one of the limits.
-_OF_HOST = ("rules", "host", "format", "limits", "arguments", "manifest")
-_BEHIND = "write the host's command behind --: runner conformance CONTRACT --host -- COMMAND"
 _BROKEN = 1  # exit status: at least one rule
 
 
@@ -54,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_secrets(parser)
     add_contract_options(parser, "call")
     parser.usage = f"{parser.prog} [options] CONTRACT MANIFEST [-- ARGS]"
-    parser.usage += f"\n       {parser.prog} [options] CONTRACT [--host] -- COMMAND"
+    parser.usage += f"\n       {parser.prog} [options] CONTRACT -- COMMAND"
 
 
 def add_command_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,24 +69,11 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", metavar="TIME", help=f"for each answer and for the exit; default: {_TIMEOUT}"
     )
-    parser.add_argument(
-        "--host",
-        action="store_true",
-        help="try a host: COMMAND is its command, with {manifest}, {folder} or {command} where the plugin "
-        "goes; --deadline limits each of its runs (default: 60s)",
-    )
     parser.add_argument("--format", choices=("text", "json", "junit"), default="text", help="default: text")
     parser.set_defaults(secrets=None)
 
 
-def advice(message: str) -> str:
-    """What to do about a usage error that argparse found."""
-    return _BEHIND if "--host" in sys.argv and "--" not in sys.argv else ""
-
-
 def run(args: argparse.Namespace) -> int:
-    if args.host:
-        return _try_host(args)
     try:
         contract, book = _rules(args.rules)
         args.contract = None if is_command(args) else args.rules
@@ -114,47 +96,9 @@ def run(args: argparse.Namespace) -> int:
         say("\n".join(lines or (f"runner: {printable(f'{failed.outcome.code}: {failed.outcome.message}')}",)))
         return EXIT[failed.outcome.code]
     name = " ".join(args.arguments) if is_command(args) else args.manifest
-    report = ConformanceReport(contract.name, "plugin", name, without_secrets(subject.secrets, verdicts))
+    report = ConformanceReport(contract.name, name, without_secrets(subject.secrets, verdicts))
     print_report(report, args.format)
     return EXIT["ok"] if report.ok else _BROKEN
-
-
-def _try_host(args: argparse.Namespace) -> int:
-    from runner.conformance.host import DEADLINE_SECONDS, HostCommandFault, run_host
-
-    try:
-        contract = find_contract(_known(args.rules))
-        if not is_command(args):
-            raise ValueError(_BEHIND)
-        _refuse_options(args)
-        limits = limits_of(args.limits)
-        deadline = DEADLINE_SECONDS if limits.deadline is None else float(limits.deadline)
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as by nohup
-                signal.signal(number, lambda number, frame: sys.exit(128 + number))  # the host ends too
-        report = run_host(contract.name, args.arguments, deadline=deadline)
-    except (ValueError, HostCommandFault) as error:
-        say(f"runner conformance: {printable(str(error))}")
-        return USAGE_ERROR
-    print_report(report, args.format)
-    return EXIT["ok"] if report.ok else _BROKEN
-
-
-def _refuse_options(args: argparse.Namespace) -> None:
-    """Raises ValueError if an option was given that does not go with --host: a host is not caged."""
-    usual = argparse.ArgumentParser()
-    add_command_arguments(usual)
-    names = [name for name in vars(usual.parse_args(["-"])) if name not in _OF_HOST]
-    given = [
-        name.removeprefix("command_") for name in names if getattr(args, name) != usual.get_default(name)
-    ]
-    options = [f"--{name.replace('_', '-')}" for name in given]
-    options += [each.words for each in args.limits if each.name != "deadline"]
-    if options:
-        raise ValueError(
-            f"{', '.join(options)}: not with --host, which runs your command as you would run it yourself, "
-            "without a cage; only --format and --deadline go with it"
-        )
 
 
 def print_report(report: ConformanceReport, form: str) -> None:

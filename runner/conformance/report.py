@@ -1,7 +1,7 @@
 """What a trial of a contract's rules found: the rules, a verdict on each, and three ways to write it down.
 
-The peer on trial is hostile: a transcript keeps a bounded number of lines of bounded length, and every text
-of the peer is escaped, so that terminals, JSON and XML can show it.
+The plugin on trial is hostile: a transcript keeps a bounded number of lines of bounded length, and every text
+of it is escaped, so that terminals, JSON and XML can show it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class ContractRule(NamedTuple):
     """One rule of a contract."""
 
     id: str  # "NAME-07": the contract's name and a number that stays
-    text: str  # one sentence: what the peer does
+    text: str  # one sentence: what a plugin does
     place: str  # in the contract's text, such as "spec.md §4"
 
 
 class TranscriptLine(NamedTuple):
-    direction: Direction  # "sent": by us; "received": from the peer; "seen": neither, such as an exit
+    direction: Direction  # "sent": by us; "received": from the plugin; "seen": neither, such as an exit
     text: str  # escaped and cut
     size: int = 0  # bytes of the whole frame; 0 for what was seen
 
@@ -99,7 +99,6 @@ class Verdict(NamedTuple):
 
 class ConformanceReport(NamedTuple):
     contract: str
-    side: Literal["plugin", "host"]  # who was on trial
     subject: str  # the manifest or the command
     verdicts: tuple[Verdict, ...]
 
@@ -132,7 +131,6 @@ def as_json(report: ConformanceReport) -> str:
         "version": __version__,
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "contract": report.contract,
-        "side": report.side,
         "subject": printable(report.subject),
         "ok": report.ok,
         "count": {name: report.count(name) for name in ("pass", "fail", "n/a")},

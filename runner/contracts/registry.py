@@ -12,7 +12,6 @@ from sandbox.speed.typed import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runner.conformance.host_checks import StandIn
     from runner.conformance.rules import RuleBook
     from runner.contracts.contract import Contract, ContractOption, ContractVerb, LaunchFault
     from runner.plugin import Plugin
@@ -83,15 +82,6 @@ def plugin_rules(contract: Contract) -> RuleBook | None:
         return None
     book: RuleBook = _module(contract, "plugin_rules").BOOK
     return book
-
-
-def host_stand_in(contract: Contract) -> StandIn | None:
-    """The stand-in with which `runner conformance` tries a host: STAND_IN in the contract's host_rules.py.
-    None: it has none."""
-    if not look.isfile(os.path.join(_FOLDER, contract.name, "host_rules.py")):
-        return None
-    stand_in: StandIn = _module(contract, "host_rules").STAND_IN
-    return stand_in
 
 
 def check_hook(contract: Contract, plugin: Plugin, call: Call) -> None:

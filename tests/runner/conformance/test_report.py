@@ -22,7 +22,7 @@ RULE = ContractRule("toy-01", "It answers <at once> & once.", "Toy §1")
 
 
 def make_report(*verdicts: Verdict) -> ConformanceReport:
-    return ConformanceReport("toy", "plugin", "my plugin", verdicts)
+    return ConformanceReport("toy", "my plugin", verdicts)
 
 
 def test_the_exit_depends_on_broken_rules_only() -> None:
@@ -70,7 +70,7 @@ def test_a_hostile_peer_cannot_spoil_a_report(frame: bytes, said: str) -> None:
     talk.received(frame)
     talk.seen(said)
     verdicts = [Verdict(RULE, result, said, talk.lines) for result in ("pass", "fail", "n/a")]
-    report = ConformanceReport("toy", "plugin", said, tuple(verdicts))
+    report = ConformanceReport("toy", said, tuple(verdicts))
     assert all(line.isprintable() for line in as_text(report))
     assert json.loads(as_json(report))["count"] == {"pass": 1, "fail": 1, "n/a": 1}
     [suite] = ElementTree.fromstring(as_junit(report).encode())

@@ -154,13 +154,6 @@ def test_every_rule_has_a_mutant_that_is_told_exactly_that(
         (["rune", ".", "--timeout", "soon"], "--timeout soon: "),
         (["rune", "--"], "there is no command"),
         (["rune", ".", "--call", ""], "--call: its value is empty"),
-        (["rune", "--host", "--timeout", "10s", "--", "{folder}"], "--timeout: not with --host"),
-        (
-            ["rune", "--host", "--name", "a", "--read", "/", "--", "{folder}"],
-            "--name, --read: not with --host",
-        ),
-        (["rune", "--host", "--limit", "io=1M", "--", "{folder}"], "--limit io=1M: not with --host"),
-        (["rune", "--host", "--limit", "deadline", "--", "{folder}"], "--limit deadline: write NAME=VALUE"),
     ],
 )
 def test_wrong_usage(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
