@@ -25,7 +25,7 @@ from sandbox.spec import (
     SandboxSpec,
     names_policy_hosts,
 )
-from sandbox.speed.typed import Mapping, Sequence, Set
+from sandbox.speed.typed import Iterator, Mapping, Sequence, Set
 from sandbox.speed.value import NamedTuple
 
 
@@ -139,6 +139,13 @@ def _with_remedy(
 ) -> Denial:
     if denial.asked in added:
         denial = denial._replace(origin=APPROVED)
+    if _lacks_hosts(denial, loaded.plugin, bounds):
+        # A yes to what it asks for would give it nothing: it asks for the hosts of the policy, which has none.
+        by_nobody = approved.key is None or any(each.approvals.network == "none" for each in bounds)
+        if by_nobody or loaded.invocation.command is not None:
+            return denial
+        named = allow_command(loaded, "--net", "HOST:443")
+        return denial._replace(hint=f"to allow a host: {named}; or {denial.hint}")
     wanted = _approval_for(denial, loaded.plugin)
     if wanted is None:
         return denial
@@ -166,6 +173,12 @@ def _with_remedy(
         reason=f"{denial.reason}, and your approval of {_day(approved.record)} does not cover it",
         hint=f"to see what is new: {allow_command(loaded, '--diff')}; or {denial.hint}",
     )
+
+
+def _lacks_hosts(denial: Denial, plugin: Plugin, bounds: tuple[Policy, ...]) -> bool:
+    """Whether the plugin asks for the hosts that the policy lists, and there are none."""
+    network = denial.asked in ("network allowlist", "network egress")
+    return network and names_policy_hosts(plugin.spec.network) and not bounds[0].network.hosts
 
 
 def _named(denial: Denial) -> str:
@@ -259,12 +272,22 @@ def allow_command(loaded: Loaded, *options: str) -> str:
     if invocation.server is not None:
         words += ["--server", invocation.server]
     values = dict(invocation.options)
-    for name, value in values.items():
-        if not (name.endswith("_file") and name.removesuffix("_file") in values):
-            words += ["--" + name.replace("_", "-"), values.get(f"{name}_file", value)]
+    for flag, name in _choosing(plugin.contract) if values else ():
+        if name in values:
+            words += [flag, values.get(f"{name}_file", values[name])]
     if invocation.config:
         words += ["--config", invocation.config]
     return " ".join(map(quote, words))
+
+
+def _choosing(contract: str) -> Iterator[tuple[str, str]]:
+    """The options that choose what is asked for, with their names: those that `runner check` takes. All others
+    are about one launch or one call."""
+    from runner.contracts.registry import find_contract
+
+    for option in find_contract(contract).options:
+        if "check" in option.verbs:
+            yield option.flag, option.name
 
 
 def _manifest(invocation: Invocation, plugin: Plugin) -> str:

@@ -14,7 +14,7 @@ from runner.launch import approve
 from runner.launch.stages import Invocation, Loaded
 from runner.plugin import Entrypoint, Plugin
 from sandbox.policy.load import load_policy
-from sandbox.spec import APPROVED, Approval, Denial, PathRequest, SandboxSpec
+from sandbox.spec import APPROVED, POLICY_HOSTS, Approval, Denial, Network, PathRequest, SandboxSpec
 
 READS = tuple(f"/srv/data/{number}" for number in range(300))
 
@@ -63,3 +63,24 @@ def test_what_cannot_be_approved_gets_no_remedy(tmp_path: Path) -> None:
         found = approve.approval_of(each, policy, {"HOME": str(tmp_path)})
         (told,) = found.with_remedies([denial], each, policy)
         assert ("runner allow" in told.hint) == has_remedy
+
+
+def test_the_hosts_of_a_policy_that_lists_none(tmp_path: Path) -> None:
+    """A plain yes would give it nothing. The options of one call are not those of `runner allow`."""
+    loaded, policy = _loaded(tmp_path), load_policy("default", {})
+    spec = SandboxSpec(network=Network("allowlist", POLICY_HOSTS))
+    plugin = loaded.plugin._replace(contract="vai", spec=spec)
+    call = {"export": "jira", "binding": "{}", "binding_file": "b.json", "invocation_id": "inv_1"}
+    call |= {"timeout": "20.0", "output_schema": "{}", "artifact": "", "gateway_url": "https://example.com"}
+    loaded = Loaded(loaded.invocation._replace(options=tuple(call.items())), plugin)
+    asked = f"{plugin.manifest} --export jira --binding b.json"
+    nobody = policy._replace(approvals=policy.approvals._replace(network="none"))
+    listed = policy._replace(network=policy.network._replace(hosts=("example.com:443",)))
+    for each, told in (
+        (policy, f"to allow a host: runner allow --net HOST:443 {asked}; or what to do"),
+        (listed, f"to allow it: runner allow {asked}; or what to do"),
+        (nobody, "what to do"),
+    ):
+        found = approve.approval_of(loaded, each, {"HOME": str(tmp_path)})
+        denial = Denial("network_ceiling", "network allowlist", "why", "what to do")
+        assert found.with_remedies([denial], loaded, each)[0].hint == told
