@@ -149,6 +149,11 @@ def add_talking(parser: argparse.ArgumentParser) -> None:
         metavar="PATH|FD",
         help="write what happened as one JSON document (runner.report.v1) to a file or an open descriptor",
     )
+    add_sent_secrets(parser)
+
+
+def add_sent_secrets(parser: argparse.ArgumentParser) -> None:
+    """For verbs that talk to a plugin. Its value is read by `read_secrets`."""
     parser.add_argument(
         "--secrets",
         metavar="FILE|-",

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from runner.cli.call import configured, read_secrets
+from runner.cli.call import add_sent_secrets, configured, read_secrets
 from runner.cli.shared.json_option import read_json_option
 from runner.cli.shared.options import (
     add_command_invocation,
@@ -21,7 +21,6 @@ from runner.cli.shared.text import say
 from runner.conformance.report import ConformanceReport, Verdict, as_json, as_junit, as_text
 from runner.contracts.registry import contract_names, find_contract, plugin_rules
 from runner.outcome import EXIT, USAGE_ERROR
-from runner.protocol.secrets import Secrets
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
 from sandbox.units import parse_limit
 
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from runner.conformance.rules import RuleBook
     from runner.contracts.contract import Contract
     from runner.protocol.dialect import Call
+    from runner.protocol.secrets import Secrets
 
 NAME = "conformance"
 EXAMPLE = """runner conformance CONTRACT ./my-plugin --call greet --input '{"name": "you"}'"""
@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_launch(parser)
     add_config(parser)
     add_secrets(parser)
+    add_sent_secrets(parser)
     add_contract_options(parser, "call")
     parser.usage = f"{parser.prog} [options] CONTRACT MANIFEST [-- ARGS]"
     parser.usage += f"\n       {parser.prog} [options] CONTRACT -- COMMAND"
@@ -55,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_command_arguments(parser: argparse.ArgumentParser) -> None:
     _add_rules(parser)
     add_command_invocation(parser)
+    parser.set_defaults(secrets=None)
 
 
 def _add_rules(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +72,6 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
         "--timeout", metavar="TIME", help=f"for each answer and for the exit; default: {_TIMEOUT}"
     )
     parser.add_argument("--format", choices=("text", "json", "junit"), default="text", help="default: text")
-    parser.set_defaults(secrets=None)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -80,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         invocation, config = configured(invocation_of(args))
         seconds = _seconds(_TIMEOUT if args.timeout is None else args.timeout)
         call = _call(args, contract)
-        secrets = read_secrets(args) or Secrets()
+        secrets = read_secrets(args)
     except ValueError as error:
         say(f"runner conformance: {printable(str(error))}")
         return USAGE_ERROR
@@ -93,8 +94,10 @@ def run(args: argparse.Namespace) -> int:
         verdicts = try_on_trio(book, subject, seconds)
     except (PluginError, PluginFailure) as failed:
         lines = failed.explanation if isinstance(failed, PluginFailure) else ()
-        say("\n".join(lines or (f"runner: {printable(f'{failed.outcome.code}: {failed.outcome.message}')}",)))
-        return EXIT[failed.outcome.code]
+        outcome = failed.outcome
+        told = f"runner: {outcome.code}: {outcome.message}" + (f"; {outcome.hint}" if outcome.hint else "")
+        say("\n".join(lines or (printable(told),)))
+        return EXIT[outcome.code]
     name = " ".join(args.arguments) if is_command(args) else args.manifest
     report = ConformanceReport(contract.name, name, without_secrets(subject.secrets, verdicts))
     print_report(report, args.format)

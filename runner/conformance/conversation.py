@@ -121,7 +121,8 @@ class RawConversation:
         await self._send(raw, step.pieces)
 
     async def _send(self, raw: bytes, pieces: int = 1) -> None:
-        self.transcript.sent(raw)
+        untold = self.facts.untold
+        self.transcript.sent(raw.replace(untold, b'"[secret]"') if untold else raw)
         size = -(-len(raw) // pieces)
         for start in range(0, len(raw), size):
             await self._write(raw[start : start + size])

@@ -17,11 +17,14 @@ from runner.conformance.conversation import CageLaunch, RawConversation, RuleBro
 from runner.conformance.report import Result, Transcript, TranscriptLine, Verdict
 from runner.conformance.rules import MissingFact, RuleBook, TrialFacts, TriedRule, Watch
 from runner.contracts.contract import Contract
+from runner.exceptions import PluginFailure
 from runner.launch.read import secret_contents
 from runner.launch.stages import Invocation
+from runner.outcome import Outcome
 from runner.plugin import Plugin
-from runner.protocol.dialect import Call
+from runner.protocol.dialect import Call, HandshakeFault, Setting
 from runner.protocol.secrets import Secrets
+from runner.protocol.wire import encode
 from runner.session.prepared import cage_contents, complete_call, read_plugin
 from sandbox.speed.value import NamedTuple
 
@@ -35,10 +38,11 @@ class TrialSubject(NamedTuple):
     plugin: Plugin | None  # None: it is a command
     call: Call | None
     secrets: Secrets  # none of these texts may be shown
+    setting: Setting | None = None  # what the operator gives it
 
 
 def prepare_subject(
-    invocation: Invocation, contract: Contract, call: Call | None, config: Any, secrets: Secrets
+    invocation: Invocation, contract: Contract, call: Call | None, config: Any, secrets: Secrets | None
 ) -> TrialSubject:
     """Raises PluginError or PluginFailure: the manifest has a fault, or the call cannot succeed."""
     if invocation.command is not None:
@@ -46,7 +50,8 @@ def prepare_subject(
     plugin = read_plugin(invocation)
     if contract.prepared_calls is None or call is None:
         launch = CageLaunch(invocation, secret_contents(contract, secrets))
-        return TrialSubject(launch, plugin, call, secrets)
+        setting = Setting(plugin, config=config, secrets=secrets)
+        return TrialSubject(launch, plugin, call, secrets or Secrets(), setting)
     prepared = complete_call(invocation, call, secrets=secrets, config=config)
     launch = CageLaunch(prepared.invocation, cage_contents(prepared))
     return TrialSubject(launch, prepared.plugin, prepared.call, prepared.secrets)
@@ -62,11 +67,25 @@ async def try_plugin(book: RuleBook, subject: TrialSubject, seconds: float) -> t
     return trial.verdicts(f"it was not tried: the whole trial took more than {most:g} s")
 
 
+def _given(book: RuleBook, setting: Setting) -> dict[str, Any]:
+    """The facts about what the operator gives the plugin. Raises PluginFailure if that does not fit it."""
+    try:
+        return book.given(setting)
+    except HandshakeFault as fault:
+        found = fault.violation
+        outcome = Outcome(found.code, "handshake", found.message, found.cause, found.hint)
+        raise PluginFailure(outcome) from None
+
+
 class _Trial:
     def __init__(self, book: RuleBook, subject: TrialSubject, seconds: float) -> None:
         self._book, self._launch, self._seconds = book, subject.launch, seconds
         self._has_manifest = subject.plugin is not None
-        self._facts = TrialFacts(book.facts(subject.plugin, subject.call), book.make_id)
+        known = book.facts(subject.plugin, subject.call)
+        if subject.setting is not None:
+            known |= _given(book, subject.setting)
+        self._facts = TrialFacts(known, book.make_id)
+        self._facts.untold = encode(dict(subject.secrets)) if subject.secrets else b""
         self._verdicts: dict[str, Verdict] = {}  # by the rule's id
         self._faults: dict[Watch, tuple[str, tuple[TranscriptLine, ...]]] = {}
         self._messages = 0

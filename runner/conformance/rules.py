@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from runner.conformance.report import ContractRule
 from runner.plugin import Plugin
-from runner.protocol.dialect import Call
+from runner.protocol.dialect import Call, Setting
 from runner.protocol.frames import line
 from runner.protocol.framing import Framing, LineFraming
 from runner.protocol.header_frames import header_frame
@@ -116,6 +116,9 @@ class RuleBook(NamedTuple):
     # Fact -> why rules that need it do not apply. A fact of the manifest needs no row.
     missing: Mapping[str, str]
     reply: Callable[[Any], Any] = lambda value: None  # the answer to a plugin's own request, or None
+    # What is known from the operator's configuration and secrets, beside `facts`. Raises HandshakeFault if they
+    # do not fit the plugin.
+    given: Callable[[Setting], dict[str, Any]] = lambda setting: {}
     excuse: str = ""  # why rules with `unless` do not apply
     watches: Mapping[Watch, Judge] = {}  # the contract's own
     make_id: Callable[[int], Any] = int
@@ -178,6 +181,7 @@ class TrialFacts(dict[str, Any]):
     def __init__(self, known: Mapping[str, Any], make_id: Callable[[int], Any]) -> None:
         super().__init__({f"${name}": value for name, value in known.items()})
         self._make_id, self._last = make_id, _FIRST_ID
+        self.untold = b""  # JSON with secrets that a message may have, and no transcript
 
     def __missing__(self, name: str) -> Any:
         if not name.startswith("#"):

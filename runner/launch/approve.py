@@ -140,7 +140,7 @@ def _with_remedy(
     if denial.asked in added:
         denial = denial._replace(origin=APPROVED)
     if _lacks_hosts(denial, loaded.plugin, bounds):
-        # A yes to what it asks for would give it nothing: it asks for the hosts of the policy, which has none.
+        # A yes to what it asks for would give it nothing: the policy has no hosts.
         by_nobody = approved.key is None or any(each.approvals.network == "none" for each in bounds)
         if by_nobody or loaded.invocation.command is not None:
             return denial
@@ -281,8 +281,8 @@ def allow_command(loaded: Loaded, *options: str) -> str:
 
 
 def _choosing(contract: str) -> Iterator[tuple[str, str]]:
-    """The options that choose what is asked for, with their names: those that `runner check` takes. All others
-    are about one launch or one call."""
+    """The options that choose what is asked for, with their names: those that `runner check` takes. All
+    others are about one launch or one call."""
     from runner.contracts.registry import find_contract
 
     for option in find_contract(contract).options:

@@ -27,23 +27,25 @@ from runner.conformance.rules import (
 from runner.contracts.kaged.calls import KEY
 from runner.contracts.kaged.declared import declared_by
 from runner.contracts.kaged.dialect import FRAME_LIMIT
+from runner.contracts.kaged.handshake import make_params
 from runner.contracts.kaged.hooks import PREFIX
 from runner.contracts.kaged.terms import API_VERSION
 from runner.plugin import Plugin
-from runner.protocol.dialect import Call
+from runner.protocol.dialect import Call, Setting
 from runner.protocol.framing import LineFraming
 
 _DOC = "Plugin Interface Reference"
 _RPC, _MANIFEST = f"{_DOC}, JSON-RPC Protocol", f"{_DOC}, Plugin Manifest"
 _FLOOD = 100  # requests at once
 
-_INITIALIZE = {
+_PROJECTS = {"projects": ["trial"]}
+_INITIALIZE = {  # of a command, which has no manifest
     "daemon_version": runner.__version__,
     "api_version": API_VERSION,
-    "plugin_name": "$plugin name",
+    "plugin_name": "trial",
     "storage_available": False,
-    "projects": ["trial"],
-    "config": "$config",
+    "config": {},
+    **_PROJECTS,
 }
 _ANSWER = {
     "name": str,
@@ -54,7 +56,7 @@ _ANSWER = {
     "capabilities_used": [str],
 }
 _HANDSHAKE = (
-    *rpc.ask("initialize", _INITIALIZE, dict, keep=(("about", "result"),)),
+    *rpc.ask("initialize", "$params of initialize", dict, keep=(("about", "result"),)),
     Say(rpc.notice("initialized", {})),
 )
 _CONTEXT = {
@@ -76,11 +78,11 @@ def _unreserved(methods: Any) -> str:
 
 
 def _facts(plugin: Plugin | None, call: Call | None) -> dict[str, Any]:
-    known: dict[str, Any] = {"plugin name": "trial", "config": {}}
+    known: dict[str, Any] = {"params of initialize": _INITIALIZE}
     if plugin is not None:
         declared = declared_by(plugin)
-        known |= {"plugin name": plugin.id, "id": plugin.id, "own version": plugin.version}
-        known |= {"config": declared.defaults, "declared methods": contains(declared.methods)}
+        known |= {"id": plugin.id, "own version": plugin.version}
+        known |= {"declared methods": contains(declared.methods)}
         known |= {"declared notifications": within(declared.notifications)}
         known |= {"declared capabilities": within(plugin.capabilities)}
         if "on_session_start" in declared.hooks:
@@ -95,13 +97,17 @@ def _facts(plugin: Plugin | None, call: Call | None) -> dict[str, Any]:
     return known
 
 
+def _given(setting: Setting) -> dict[str, Any]:
+    return {"params of initialize": {**make_params(setting, declared_by(setting.plugin)), **_PROJECTS}}
+
+
 _RULES = numbered(
     "kaged",
     _DOC,
     (
         "initialize is answered with name, version, api_version and three arrays of names.",
         _RPC,
-        rpc.ask("initialize", _INITIALIZE, _ANSWER),
+        rpc.ask("initialize", "$params of initialize", _ANSWER),
         FIRST,
     ),
     ("name is that of the manifest.", _MANIFEST, Check("about", {"name?": "$id"})),
@@ -160,6 +166,7 @@ BOOK = RuleBook(
     rules=_RULES,
     handshake=_HANDSHAKE,
     facts=_facts,
+    given=_given,
     missing={"hook": "no manifest declares this hook of it", "method": CALL_MISSING},
     **rpc.FIELDS,
 )

@@ -17,6 +17,7 @@ from runner.cli.conformance import without_secrets
 from runner.conformance.engine import TrialSubject, prepare_subject, try_plugin
 from runner.conformance.report import ContractRule, Transcript, Verdict
 from runner.contracts.registry import contract_names, example_folder, find_contract, plugin_rules
+from runner.exceptions import PluginFailure
 from runner.launch.remote import forkserver
 from runner.launch.stages import Invocation
 from runner.manifest.load import load
@@ -154,6 +155,7 @@ def test_every_rule_has_a_mutant_that_is_told_exactly_that(
         (["rune", ".", "--timeout", "soon"], "--timeout soon: "),
         (["rune", "--"], "there is no command"),
         (["rune", ".", "--call", ""], "--call: its value is empty"),
+        (["rune", ".", "--secrets", "/dev/null"], "--secrets /dev/null: this is not JSON"),
     ],
 )
 def test_wrong_usage(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,6 +170,34 @@ def test_no_secret_is_in_a_report() -> None:
     [hidden] = without_secrets(Secrets({"token": "open-sesame-open"}), (found,))
     assert "sesame" in str(found) and "sesame" not in str(hidden)
     assert hidden.exchange[0].text == '{"token": "[secret]"}'
+
+
+def test_secrets_and_configuration_are_sent_in_the_handshake(plugin_dir: Path, sessions: None) -> None:
+    """As `runner call` does. No transcript has a secret, however short. Without one that the plugin needs
+    nothing is launched."""
+    trials = Trials("kaged", plugin_dir)
+    folder = trials.folder()
+    manifest, program = folder / "kaged-plugin.yaml", folder / "plugin.py"
+    keys = {"type": "object", "properties": {"pin": {"type": "string"}}, "required": ["pin"]}
+    manifest.write_text(f"{manifest.read_text()}\nsystem_config_schema: {json.dumps(keys)}\n")
+    needed = 'assert (params["system_config"], params["config"]) == ({"pin": "1234"}, {"greeting": "Hi"})'
+    head = '    if method == "initialize":\n'
+    assert program.read_text().count(head) == 1
+    program.write_text(program.read_text().replace(head, f"{head}        {needed}\n"))
+    book = trials.book._replace(rules=trials.book.rules[:1])
+
+    def try_with(config: object, secrets: Secrets | None) -> Verdict:
+        invocation = Invocation(str(folder), "kaged", state_dir=str(folder.parent / "state"))
+        subject = prepare_subject(invocation, trials.contract, None, config, secrets)
+        [verdict] = trio.run(try_plugin, book, subject, SECONDS)
+        return verdict
+
+    verdict = try_with({"greeting": "Hi"}, Secrets({"pin": "1234"}))
+    assert verdict.result == "pass", verdict
+    assert '"system_config":"[secret]"' in verdict.exchange[0].text and "1234" not in str(verdict)
+    with pytest.raises(PluginFailure, match=r"without --secrets, .* the key 'pin' is missing") as failed:
+        try_with(None, None)
+    assert "give --secrets" in failed.value.outcome.hint
 
 
 def test_a_plugin_that_is_not_launched_is_not_judged(runner_as: Caller, plugin_dir: Path) -> None:
