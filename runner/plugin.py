@@ -83,6 +83,9 @@ class Plugin(NamedTuple):
     # folder, if the code that runs depends on the working directory.
     scope: str = ""
     folder: str = ""
+    # A folder that the cage shows as the plugin's own, although its manifest is a configuration (`root` is
+    # None): the file asks for it, and lies in it with the program.
+    shown_folder: str = ""
 
 
 class Allowance(NamedTuple):

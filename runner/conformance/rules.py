@@ -116,8 +116,8 @@ class RuleBook(NamedTuple):
     # Fact -> why rules that need it do not apply. A fact of the manifest needs no row.
     missing: Mapping[str, str]
     reply: Callable[[Any], Any] = lambda value: None  # the answer to a plugin's own request, or None
-    # What is known from the operator's configuration and secrets, beside `facts`. Raises HandshakeFault if they
-    # do not fit the plugin.
+    # What is known from the operator's configuration and secrets, beside `facts`. Raises HandshakeFault if
+    # they do not fit the plugin.
     given: Callable[[Setting], dict[str, Any]] = lambda setting: {}
     excuse: str = ""  # why rules with `unless` do not apply
     watches: Mapping[Watch, Judge] = {}  # the contract's own

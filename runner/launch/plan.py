@@ -111,7 +111,7 @@ def _request(decided: Decided, layers: Layers, environ: Mapping[str, str]) -> Pl
         command=entrypoint.command,
         args=(*map(filled.text, entrypoint.args), *decided.loaded.invocation.args),
         directory=entrypoint.directory,
-        root=plugin.root,
+        root=plugin.shown_folder or plugin.root,
         bare_environment=entrypoint.bare_environment,
         trusted_command=operators_own,
         conceal=(look.realpath(plugin.manifest),) if configured else (),

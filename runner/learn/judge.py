@@ -16,7 +16,7 @@ from ipaddress import ip_address, ip_network
 from shutil import which
 from typing import Any
 
-from runner.launch.advice.advice import missing_names
+from runner.launch.advice.advice import REFUSES_GIVEN, missing_names
 from runner.launch.advice.clues import read_clues
 from runner.launch.advice.places import WIDE_PATHS, CagePlaces
 from runner.launch.advice.scene import Scene
@@ -57,6 +57,8 @@ _DISPENSABLE = frozenset(
 )
 _DISPENSABLE_NAMES = ("sitecustomize.py", "usercustomize.py")
 
+_STORED = "the packages of all servers are there, and the cage has the plugin's own already"
+
 # A sentence that says why no option grants a path, or ''.
 Denial = Callable[[str, Access], str]
 
@@ -69,6 +71,7 @@ class Lesson(NamedTuple):
     home: str = ""  # the plugin's HOME in the cage
     search_path: str = ""  # PATH of the host
     output: str = ""  # the end of its stderr, and errors that it answered with
+    stores: tuple[str, ...] = ()  # folders with the packages of all servers that were fetched
 
 
 def propose_needs(lesson: Lesson, denial: Denial, mounts: Mounts | None = None) -> Proposal:
@@ -116,7 +119,8 @@ class _Judge(CagePlaces):
                 if found.path in _DISPENSABLE or os.path.basename(found.path) in _DISPENSABLE_NAMES:
                     continue
                 if reason := self._reason(found, access):
-                    self._refuse(found.asked or found.path, times, reason)
+                    store = self._store_with(found.leads_to or found.path) if reason == _STORED else ""
+                    self._refuse(store or found.asked or found.path, times, reason)
                 else:
                     missed[access].append(found)
         written = group_paths(missed["write"], lambda folder: self._may_name(folder, "write"))
@@ -215,6 +219,9 @@ class _Judge(CagePlaces):
                 return f"no option grants it: {why}"
             if clause := self.denial(path, access):
                 return f"no option grants it: it {clause}"
+        real = found.leads_to or found.path
+        if any(contains(real, store) for store in self._lesson.stores) or self._is_others(real):
+            return _STORED
         if any(self._is_wide(path) for path in (found.path, found.leads_to)):
             return "it is too large a part of this machine to propose"
         try:
@@ -229,6 +236,18 @@ class _Judge(CagePlaces):
             return "it is neither a file nor a folder, and a cage shows no sockets, pipes or devices"
         asked = Approval(read=(found.path,)) if access == "read" else Approval(write=(found.path,))
         return self._policy_reason(asked)
+
+    def _store_with(self, path: str) -> str:
+        """The store that holds the path, or ''. `path`: without links."""
+        return next((store for store in self._lesson.stores if contains(store, path)), "")
+
+    def _is_others(self, path: str) -> bool:
+        """Whether a path without links is in a store, and not in the set of packages that the plugin is
+        from."""
+        store = self._store_with(path)
+        steps = path[len(store) + 1 :].split("/")  # sets/NAME/…
+        own_set = join(store, "/".join(steps[:2]))
+        return bool(store) and (len(steps) < 2 or not any(contains(own_set, own) for own in self.scene.own))
 
     def _policy_reason(self, asked: Approval) -> str:
         if limit_approval(asked, self.scene.approvals) == asked:
@@ -327,6 +346,22 @@ class _Judge(CagePlaces):
         if self.scene.network in ("none", "allowlist"):
             self._refuse(what, times, why)
 
+    def _undialled(self) -> list[str]:
+        """The names that it was given an address for, and did not dial. None if a dialled address is not
+        known to be of a name."""
+        network = self._lesson.report.get("network") or {}
+        seen = self._lesson.report["observed"]["connections"]
+        dialled = {each["host"] for each in seen if each["port"] not in (0, _DNS_PORT)}
+        if any(map(_is_given, dialled)):
+            return []
+        dialled |= {line["name"] for line in network.get("connections", ())}
+        given = (
+            line["name"]
+            for line in network.get("questions", ())
+            if line["verdict"] == "allowed" or line["reason"] == NO_NETWORK
+        )
+        return [name for name in dict.fromkeys(given) if name not in dialled and can_be_shown(name)]
+
     def judge_variables(self) -> None:
         for name in missing_names(self.scene, read_clues(self._lesson.output).names):
             if why := self._policy_reason(Approval(env=(name,))):
@@ -349,6 +384,9 @@ class _Judge(CagePlaces):
             for path in self._to_make
         ]
         yield from _bounded(made, "paths to make")
+        if names := self._undialled():
+            more = f" and {len(names) - _MOST_NOTES} more" if len(names) > _MOST_NOTES else ""
+            yield f"it looked up {', '.join(names[:_MOST_NOTES])}{more} and did not connect: {REFUSES_GIVEN}"
         home = [
             f"it looked for {shown(path)} in its home in the cage, and your home has it: --read"
             " with --env HOME shows it under its own name"

@@ -244,6 +244,8 @@ class _Notifier:
             return SeenCall()  # ENOENT, wherever it runs
         if not path.startswith(b"/"):
             path = self._absolute(pid, path, arguments[call.directory] if call.directory >= 0 else _AT_FDCWD)
+        if call.mode >= 0 and arguments[call.mode] & os.W_OK:
+            return SeenCall(path, WRITTEN)  # many programs ask first, and do not try what is refused
         if call.kind != "open":
             return SeenCall(path, _USE_OF_KIND[call.kind])
         flags = arguments[call.flags]

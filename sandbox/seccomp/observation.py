@@ -26,6 +26,7 @@ class ObservedCall(NamedTuple):
     directory: int = -1  # the descriptor that a relative path starts from; -1: the working directory
     flags: int = -1  # of open: a value; for openat2 the address of struct open_how
     empty: int = -1  # the flags that may have AT_EMPTY_PATH: the call is then about a descriptor
+    mode: int = -1  # what access is asked about
 
 
 # mkdir is here because it is how most programs begin to write where they have never been.
@@ -40,9 +41,9 @@ OBSERVED: dict[str, ObservedCall] = {
     "lstat": ObservedCall("look", 0),
     "newfstatat": ObservedCall("look", 1, 0, empty=3),
     "statx": ObservedCall("look", 1, 0, empty=2),
-    "access": ObservedCall("look", 0),
-    "faccessat": ObservedCall("look", 1, 0),
-    "faccessat2": ObservedCall("look", 1, 0, empty=3),
+    "access": ObservedCall("look", 0, mode=1),
+    "faccessat": ObservedCall("look", 1, 0, mode=2),
+    "faccessat2": ObservedCall("look", 1, 0, empty=3, mode=2),
     "readlink": ObservedCall("look", 0),
     "readlinkat": ObservedCall("look", 1, 0),
     "execve": ObservedCall("run", 0),

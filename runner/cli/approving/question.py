@@ -25,13 +25,13 @@ from runner.cli.approving.tool_changes import ask_about_tools, withheld_tools
 from runner.cli.shared.text import ask_person, day, say
 from runner.launch.prepare import hold_against_policy
 from runner.launch.stages import Decided, Loaded, Stopwatch
-from runner.outcome import EXIT, Failure, Outcome
+from runner.outcome import EXIT, Code, Failure, Outcome
 from sandbox.document.diagnostic import printable, quoted
 from sandbox.paths.homes import homes
 from sandbox.policy.approval import join_approvals
 from sandbox.policy.policy import steers
 from sandbox.spec import Approval
-from sandbox.speed.typed import Iterator, Mapping
+from sandbox.speed.typed import Iterator, Mapping, Set
 from sandbox.speed.value import NamedTuple
 
 _DECLINED = _DIFFERENT = _NOT_FOUND = 1
@@ -51,10 +51,19 @@ class _Proposal(NamedTuple):
         return self.subject.loaded
 
 
-def propose(subject: AllowSubject, added: Approval, *, sure: bool) -> int:
+class _Hindrance(NamedTuple):
+    """Why the plugin could not start with an approval."""
+
+    told: str
+    hint: str = ""
+    path: str = ""  # what cannot be given; empty: it is not about a path
+
+
+def propose(subject: AllowSubject, added: Approval, *, sure: bool, partly: bool = False) -> int:
     """Show what the plugin asks for and what is added, ask, and record a yes. `sure`: without a question.
+    `partly`: leave out paths of `added` that cannot be given, and say which; otherwise nothing is recorded.
     Returns the exit status. Raises ValueError, Failure and ApprovalsUnusable."""
-    loaded = subject.loaded
+    loaded, given = subject.loaded, added
     key = key_of(loaded.plugin)
     if key is None:
         raise ValueError("this plugin has no name to allow something by")
@@ -63,8 +72,8 @@ def propose(subject: AllowSubject, added: Approval, *, sure: bool) -> int:
     old = find_approval(key, os.environ)
     other = find_inapplicable(key, os.environ) if old is None else None
     outdated = other if other is not None and other.version != VERSION else None
-    for each in (old, outdated):
-        added = added if each is None else join_approvals(each.added, added)
+    for former in (old, outdated):
+        added = added if former is None else join_approvals(former.added, added)
     is_command = loaded.invocation.command is not None
     asked = Approval() if is_command else asked_of(loaded.plugin)
     record = ApprovalRecord(key, asked, added, digest_of(loaded.plugin), time.time())
@@ -72,16 +81,19 @@ def propose(subject: AllowSubject, added: Approval, *, sure: bool) -> int:
     before = hold_against_policy(loaded, os.environ, none)
     after = hold_against_policy(loaded, os.environ, record)
     shown = _Proposal(subject, record, old, before, after)
-    say("\n".join(map(printable, _lines(shown))), sys.stdout)
-    if impossible := list(_impossible(added, after)):
-        say("\n".join(f"runner allow: {printable(each)}" for each in impossible))
+    hindrances, worst = _hindrances(added, after)
+    rest = _without(given, {each.path for each in hindrances})
+    goes_on = partly and rest != given
+    if not goes_on:
+        say("\n".join(map(printable, _lines(shown))), sys.stdout)
+    for each in hindrances:
+        say("\n  ".join(filter(None, (f"runner allow: {printable(each.told)}", printable(each.hint)))))
+    if goes_on and not rest.is_empty:
+        say("  left out; all else is below")
+        return propose(subject, rest, sure=sure, partly=True)
+    if hindrances:
         say("  nothing is recorded: the plugin could not start with it")
-        return EXIT["policy_denied"]
-    if (failure := _launch_failure(after)) is not None and (lasting := _lasting(failure.outcome, added)):
-        for told, hint in lasting:
-            say(f"runner allow: {printable(told)}\n  {printable(hint)}")
-        say("  nothing is recorded: the plugin could not start with it")
-        return EXIT[failure.outcome.code]
+        return EXIT[worst]
     refused = {(denial.rule, denial.asked, denial.where) for denial in after.grant.denials}
     needed = [each for each in before.grant.denials if (each.rule, each.asked, each.where) not in refused]
     # The project folder is judged when the cage is planned, so it is not among the denials.
@@ -106,8 +118,23 @@ def propose(subject: AllowSubject, added: Approval, *, sure: bool) -> int:
     return EXIT["ok"]
 
 
-def _impossible(added: Approval, after: Decided) -> Iterator[str]:
-    """Messages about paths that no approval can grant, judged by name. A launch also checks the files."""
+def _hindrances(added: Approval, after: Decided) -> tuple[list[_Hindrance], Code]:
+    """With the code of the failure that they would be at a launch."""
+    if impossible := list(_impossible(added, after)):
+        return impossible, "policy_denied"
+    failure = _launch_failure(after)
+    return ([], "ok") if failure is None else (_lasting(failure.outcome, added), failure.outcome.code)
+
+
+def _without(approval: Approval, paths: Set[str]) -> Approval:
+    return approval._replace(
+        read=tuple(path for path in approval.read if path not in paths),
+        write=tuple(path for path in approval.write if path not in paths),
+    )
+
+
+def _impossible(added: Approval, after: Decided) -> Iterator[_Hindrance]:
+    """The paths that no approval can grant, judged by name. A launch also checks the files."""
     if not added.read and not added.write:
         return
     from runner.launch.denylist import make_denylist
@@ -121,7 +148,7 @@ def _impossible(added: Approval, after: Decided) -> Iterator[str]:
             # The real name too: make_denylist knows both, and the path may be a link.
             for name in dict.fromkeys((path, os.path.realpath(path))):
                 if hit := denylist.name_hit(name, access):
-                    yield f"--{access} {path}: {hit.sentence()}"
+                    yield _Hindrance(f"--{access} {path}: {hit.sentence()}", path=path)
                     break
 
 
@@ -140,13 +167,17 @@ def _launch_failure(after: Decided) -> Failure | None:
     return None
 
 
-def _lasting(outcome: Outcome, added: Approval) -> list[tuple[str, str]]:
-    """Why an approval would not help, each reason with what to do: there is no program to record it for, or
-    what is added cannot be given. Otherwise the machine may be at fault, and others may mend that."""
+def _lasting(outcome: Outcome, added: Approval) -> list[_Hindrance]:
+    """Why an approval would not help: there is no program to record it for, or what is added cannot be given.
+    Otherwise the machine may be at fault, and others may mend that."""
     if (outcome.code, outcome.cause) in (("launch_failed", "not_found"), ("policy_denied", "program")):
-        return [(outcome.message, outcome.hint)]
+        return [_Hindrance(outcome.message, outcome.hint)]
     paths = (*added.read, *added.write)
-    return [(f"{each.asked}: {each.reason}", each.hint) for each in outcome.denials if each.asked in paths]
+    return [
+        _Hindrance(f"{each.asked}: {each.reason}", each.hint, each.asked)
+        for each in outcome.denials
+        if each.asked in paths
+    ]
 
 
 def _all_refused(added: Approval, after: Decided) -> bool:

@@ -223,13 +223,20 @@ def _learn_by_calls(
 
 
 def _lesson(planned: Planned, document: dict[str, Any], output: str) -> Lesson:
+    from runner.install.roots import store_roots
     from runner.launch.advice.scene import scene_of
     from runner.launch.command import environ_of_host
     from runner.learn.judge import Lesson
 
     environ = environ_of_host(planned.invocation.command, os.environ)
-    scene = scene_of(planned, environ)
-    return Lesson(scene, document, dict(planned.plan.env).get("HOME", ""), os.environ.get("PATH", ""), output)
+    return Lesson(
+        scene_of(planned, environ),
+        document,
+        home=dict(planned.plan.env).get("HOME", ""),
+        search_path=os.environ.get("PATH", ""),
+        output=output,
+        stores=tuple(map(os.path.realpath, store_roots(environ))),
+    )
 
 
 # --- the proposal -------------------------------------------------------------------------------------------
@@ -281,7 +288,7 @@ def _apply(args: argparse.Namespace, invocation: Invocation, proposal: Proposal)
     # Without --call, stdout was the plugin's.
     with contextlib.redirect_stdout(sys.stdout if args.calls else sys.stderr):
         try:
-            return propose(subject, proposal.approval, sure=args.yes)
+            return propose(subject, proposal.approval, sure=args.yes, partly=True)
         except ApprovalsUnusable as unusable:
             say(f"runner learn: {printable(str(unusable))}\n  {printable(unusable.hint)}")
             return EXIT["policy_denied"]

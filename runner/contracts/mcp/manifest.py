@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from runner.contracts.contract import LaunchFault
@@ -12,7 +12,7 @@ from runner.contracts.mcp.hosts.choice import choose, comments_remark, remarks_o
 from runner.contracts.mcp.hosts.entries import GENERIC, servers_of
 from runner.contracts.mcp.hosts.expand import OURS, expand_home, references, with_folders
 from runner.contracts.mcp.hosts.fill import argument_files
-from runner.contracts.mcp.hosts.find import host_of
+from runner.contracts.mcp.hosts.find import host_of, place_of
 from runner.contracts.mcp.hosts.host import Host, HostServer
 from runner.contracts.mcp.hosts.site import Site, directory_of, site_of
 from runner.contracts.mcp.hosts.wrapping import plugin_env, plugin_env_file, run_name, split_wrapped
@@ -26,8 +26,11 @@ from sandbox.cache import fingerprint
 from sandbox.document.diagnostic import Diagnostic, nearest, quoted
 from sandbox.document.read import Document
 from sandbox.paths.executable import is_executable
+from sandbox.paths.mounts import contains
+from sandbox.paths.program import script_of
 from sandbox.policy.policy import steers
 from sandbox.spec import (
+    PLUGIN_DIR_TOKEN,
     STATE_DIR_TOKEN,
     Access,
     EnvRequest,
@@ -40,6 +43,7 @@ from sandbox.spec import (
 )
 from sandbox.speed.value import NamedTuple
 
+OWN_FILE = "mcp.json"  # the manifest of a server that has a folder of its own
 NAME_LIMIT = 128
 UNKNOWN = "sandbox_unknown_key"
 
@@ -100,7 +104,10 @@ def read(
     state = sandbox_request.own_state((*words.argv, *(item for _, item in words.env)))
     if split_wrapped(chosen.argv) is not None:  # as its host's runner gives it, which has a --name
         state = (PathRequest(STATE_DIR_TOKEN, "write"),)
-    spec = spec._replace(paths=tuple(dict.fromkeys((*spec.paths, *state))))
+    shown, asked = _shown_folder(spec, document.path, host, found, entrypoint, home), spec.paths
+    if shown:
+        asked = tuple(each for each in asked if (each.path, each.access) != (shown, "read"))
+    spec = spec._replace(paths=tuple(dict.fromkeys((*asked, *state))))
     if faults.failed:
         return None, faults.diagnostics()
     plugin = Plugin(
@@ -117,8 +124,34 @@ def read(
         mark=fingerprint(os.fsencode(chosen.scope))[:32] if chosen.scope else "",
         template=_template(chosen, words, host, site, files, home),
         scope=chosen.scope,
+        shown_folder=shown,
     )
     return plugin, faults.diagnostics()
+
+
+def _shown_folder(
+    spec: SandboxSpec,
+    path: str,
+    host: Host | None,
+    found: Sequence[HostServer],
+    entrypoint: Entrypoint | None,
+    home: str,
+) -> str:
+    """The folder of the manifest, if it asks for that and is a plugin's own folder, as `runner new` makes
+    one: mcp.json of no host, with one server, whose program lies beside it. Otherwise '': then the folder is
+    a path like all others, which a policy or a person has to grant. A home was refused before, as for all."""
+    folder, name = os.path.split(path)
+    if entrypoint is None or not any((each.path, each.access) == (folder, "read") for each in spec.paths):
+        return ""
+    if host is not None or place_of(path, home) is not None or len(found) > 1 or found[0].scope:
+        return ""
+    if name != OWN_FILE or os.path.basename(folder).startswith("."):
+        return ""
+    words = (entrypoint.command, *entrypoint.args)
+    program = script_of(words) or (words[0] if "/" in words[0] else "")
+    place = os.path.normpath(os.path.join(entrypoint.directory, program))
+    is_inside = place != folder and contains(folder, place) and contains(folder, entrypoint.directory)
+    return folder if program and is_inside else ""
 
 
 class _Words(NamedTuple):
@@ -261,6 +294,16 @@ def program_faults(document: Document, server: str | None) -> tuple[Diagnostic, 
     entrypoint, env = _entrypoint(ignored, chosen, words, host, site, home)
     if entrypoint is None:
         return ()
+    # Imported here: most files have no fault.
+    from runner.contracts.mcp.installed import is_stored
+    from runner.contracts.mcp.launchers import launcher_fault
+
+    launched = (entrypoint.command, *entrypoint.args)
+    if is_stored(launched, look.environment(os.environ)):
+        return ()
+    if (fault := launcher_fault(launched, None, (each.name for each in env))) is not None:
+        keys = chosen.command_keys
+        return (document.diagnostic(keys, fault.cause, fault.message, fault.hint, "warning"),)
     rules = "" if host is None else host.rules
     values = [(each.name, each.value) for each in env if each.value is not None]
     return tuple(_program_faults(document, chosen.command_keys, entrypoint, values, rules, site.project))
@@ -377,6 +420,8 @@ def _path_requests(faults: Faults, sandbox: Table, access: Access, home: str) ->
             faults.error(keys, "invalid_type", message)
             continue
         path = expand_home(entry, home)
+        if entry == PLUGIN_DIR_TOKEN and access == "read":
+            path = os.path.dirname(faults.document.path)
         hint = "write it absolute, or starting with ~/"
         sandbox_request.check_path(faults, Item(keys, entry), path, home, write=access == "write", hint=hint)
         found[PathRequest(path, access, required=not optional, where=keys)] = None

@@ -35,7 +35,10 @@ def _paths(description: str) -> Any:
 class XSandboxTable(_Table):
     """What the server asks of the cage."""
 
-    read: Any = _paths('Host paths to read: absolute or ~/…; {"path": …, "optional": true} may be missing.')
+    read: Any = _paths(
+        'Host paths to read: absolute, ~/… or ${plugin_dir}, which is the folder of this file; {"path": …,'
+        ' "optional": true} may be missing.'
+    )
     write: Any = _paths("Host paths to write. ${state_dir} is the server's own folder.")
     network: Any = Field(
         default=None,

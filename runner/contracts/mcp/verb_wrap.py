@@ -390,6 +390,7 @@ class _EntryWords(NamedTuple):
 
     def missing(self) -> tuple[str, ...]:
         """What it names that does not exist, each as a part of a sentence."""
+        from runner.contracts.mcp.installed import is_stored
         from runner.contracts.mcp.named_paths import missing_program
 
         told, hint = missing_program(
@@ -400,7 +401,7 @@ class _EntryWords(NamedTuple):
             project=self.project,
             home=self.home,
         )
-        found = [f"WARNING: {told}: {hint}"] if told else []
+        found = [f"WARNING: {told}: {hint}"] if told and not is_stored(self.argv, os.environ) else []
         found += [f"WARNING: there is no {each.missing}" for each in self.named() if each.missing]
         return tuple(dict.fromkeys(map(printable, found)))
 

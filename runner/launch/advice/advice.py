@@ -14,6 +14,7 @@ from runner.launch.advice.clues import Clues, PathClue, read_answer_clues, read_
 from runner.launch.advice.places import WIDE_PATHS, CagePlaces
 from runner.launch.advice.scene import Mention, RefusedHost, Scene
 from runner.outcome import ITS_ANSWER, Advice, AdviceKind
+from sandbox.network.egress import SYNTHETIC_IPV4
 from sandbox.network.rules import parse_rule
 from sandbox.paths.denied_paths import lexical_fault
 from sandbox.paths.guarded import GUARDED
@@ -29,6 +30,13 @@ _ITS_STDERR = "its stderr"
 _COMMON_NAMES = frozenset(("PATH", "HOME", "PWD", "OLDPWD", "SHELL", "USER", "LOGNAME", "TERM", "LANG"))
 
 
+# Of a plugin that refuses the addresses that names have in its cage.
+REFUSES_GIVEN = (
+    f"in the cage a name has an address of {SYNTHETIC_IPV4}, which some servers refuse themselves, as not"
+    " public; docs/network.md says what helps"
+)
+
+
 def advise(
     scene: Scene, stderr: str = "", mounts: Mounts | None = None, answers: str = ""
 ) -> tuple[Advice, ...]:
@@ -42,6 +50,8 @@ def advise(
         *(host_advice(scene, host) for host in scene.hosts),
         *_unresolved(scene, clues, _ITS_STDERR),
         *_unresolved(scene, answered, ITS_ANSWER),
+        *_refuses_given(scene, clues, _ITS_STDERR),
+        *_refuses_given(scene, answered, ITS_ANSWER),
         # Before those of stderr, which may name the same: these are shown for a call that failed, too.
         *_PathAdvice(scene, mounts).of_text(answered.paths, ITS_ANSWER),
         *paths.of_text(clues.paths, _ITS_STDERR),
@@ -84,6 +94,11 @@ def _unresolved(scene: Scene, clues: Clues, who: str) -> Iterator[Advice]:
             continue
         if "." in name and not name.startswith("127."):  # localhost is the cage's own
             yield _host(scene, f"{who} names the host {name}, and it has no network", rule)
+
+
+def _refuses_given(scene: Scene, clues: Clues, who: str) -> Iterator[Advice]:
+    if clues.given and scene.network in ("allowlist", "open"):
+        yield Advice("host", f"{who} names the address {clues.given}: {REFUSES_GIVEN}")
 
 
 def _host(scene: Scene, what: str, rule: str) -> Advice:

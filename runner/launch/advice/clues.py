@@ -66,6 +66,16 @@ _ABOUT_A_VARIABLE = re.compile(
 )
 
 
+# Of SYNTHETIC_IPV4 and SYNTHETIC_IPV6 (sandbox/network/egress.py).
+_GIVEN = re.compile(r"\b198\.18\.(?:12[89]|1[3-9]\d|2\d\d)\.\d{1,3}\b|\bfd6e:a9c1:52e7:b04d:[0-9a-f:]{1,20}")
+# Servers that make requests for others refuse addresses that are not public.
+_NOT_PUBLIC = re.compile(
+    r"SSRF|private|internal|reserved|benchmark|non-?public|not (?:public|allowed|permitted|global)|block"
+    r"|disallow|forbid|restricted|unsafe",
+    re.I,
+)
+
+
 class PathClue(NamedTuple):
     paths: tuple[str, ...]  # readings of one word, each absolute or starting with ~/, longest first
     written: bool = False  # its line says that it could not be written
@@ -78,6 +88,7 @@ class Clues(NamedTuple):
     paths: tuple[PathClue, ...] = ()
     names: tuple[str, ...] = ()
     offline: bool = False  # some line says that a host was not found, or the network
+    given: str = ""  # an address that a name has in the cage alone, and that is not public for the plugin
 
 
 def read_clues(stderr: str) -> Clues:
@@ -100,6 +111,7 @@ def read_clues(stderr: str) -> Clues:
         tuple(paths.values())[:_MOST_CLUES],
         tuple(names)[:_MOST_CLUES],
         any(map(_NO_NETWORK.search, lines)),
+        next((found[0] for line in lines if (found := _GIVEN.search(line)) and _NOT_PUBLIC.search(line)), ""),
     )
 
 

@@ -39,6 +39,16 @@ def forget_state(caller: Caller, plugin: Path) -> None:
     assert done.returncode == 0 or "has no state" in done.stderr, done.stderr
 
 
+def need_a_second_file(folder: Path) -> None:
+    """Have the program need a file beside it, as that of a plugin that grows."""
+    [program] = [each for each in folder.rglob("*") if each.is_file() and os.access(each, os.X_OK)]
+    (program.parent / "second.txt").write_text("found")
+    needed = 'assert open(__file__.rpartition("/")[0] + "/second.txt").read() == "found"'
+    text = program.read_text()
+    assert text.count("\nimport sys\n") == 1
+    program.write_text(text.replace("\nimport sys\n", f"\nimport sys\n{needed}\n"))
+
+
 def printed_commands(said: str) -> list[str]:
     return re.findall(r"^  (runner .*)$", said, re.MULTILINE)
 
@@ -68,6 +78,8 @@ def test_what_it_prints_works(runner_as: Caller, plugin_dir: Path, name: str, fo
     runner_as.give(plugin_dir)
     done = runner_as("new", name, folder, cwd=plugin_dir)
     assert (done.returncode, done.stderr) == (0, "")
+    need_a_second_file(plugin_dir / folder)
+    runner_as.give(plugin_dir / folder)
     commands = printed_commands(done.stdout)
     assert [command.split()[1] for command in commands] == ["check", "tools", "call", "exec"]
     if folder != "hello":  # how a folder is quoted does not depend on the verb

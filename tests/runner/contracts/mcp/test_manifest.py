@@ -79,6 +79,48 @@ def test_all_of_x_sandbox() -> None:
     assert found.entrypoint is not None and found.entrypoint.directory == "/home/me/work"
 
 
+OWN = {"command": "./server.py", "x-sandbox": {"read": ["${plugin_dir}"]}}
+
+
+@pytest.mark.parametrize(
+    ("path", "servers", "is_shown"),
+    [
+        ("/srv/greeter/mcp.json", {"a": OWN}, True),
+        ("/srv/greeter/mcp.json", {"a": {**OWN, "command": "python3", "args": ["src/server.py"]}}, True),
+        ("/srv/greeter/mcp.json", {"a": {"command": "./server.py"}}, None),
+        # The program is another one's.
+        ("/srv/greeter/mcp.json", {"a": {**OWN, "command": "../server.py"}}, False),
+        ("/srv/greeter/mcp.json", {"a": {**OWN, "command": "/srv/other/server.py"}}, False),
+        ("/srv/greeter/mcp.json", {"a": {**OWN, "command": "python3", "args": ["-m", "server"]}}, False),
+        ("/srv/greeter/mcp.json", {"a": {**OWN, "command": "npx", "args": ["./server"]}}, False),
+        # The file is that of a host, of a project or of several servers.
+        ("/srv/greeter/mcp.json", {"a": OWN, "b": OWN}, False),
+        ("/srv/greeter/.mcp.json", {"a": OWN}, False),
+        ("/srv/greeter/.cursor/mcp.json", {"a": OWN}, False),
+        ("/srv/greeter/.unknown/mcp.json", {"a": OWN}, False),
+        (f"{HOME}/.config/Code/User/mcp.json", {"a": OWN}, False),
+    ],
+)
+def test_the_folder_of_a_plugins_own_manifest_is_shown(
+    path: str, servers: dict[str, Any], is_shown: bool | None
+) -> None:
+    """If the file asks for it. Everywhere else a policy or a person has to grant it."""
+    document = parse(path, json.dumps({"mcpServers": servers}).encode(), "json")
+    found, diagnostics = manifest.read(document, server="a", home=HOME)
+    assert found is not None, diagnostics
+    folder = path.rpartition("/")[0]
+    assert found.shown_folder == (folder if is_shown else "")
+    assert [each.path for each in found.spec.paths] == ([folder] if is_shown is False else [])
+    assert found.root is None
+
+
+@pytest.mark.parametrize("folder", [HOME, "/home", ""])
+def test_a_home_is_no_plugins_own_folder(folder: str) -> None:
+    document = parse(f"{folder}/mcp.json", json.dumps({"mcpServers": {"a": OWN}}).encode(), "json")
+    found, (fault,) = manifest.read(document, home=HOME)
+    assert (found, fault.rule, fault.severity) == (None, "denylist", "error")
+
+
 def test_a_clients_timeout_is_no_limit() -> None:
     """Clients disagree whether it is seconds or milliseconds, and of what: it stays theirs."""
     assert plugin(timeout=60).spec.limits == Limits()
