@@ -57,7 +57,7 @@ _DISPENSABLE = frozenset(
 )
 _DISPENSABLE_NAMES = ("sitecustomize.py", "usercustomize.py")
 
-_STORED = "the packages of all servers are there, and the cage has the plugin's own already"
+STORED = "the packages of all servers are there, and the cage has the plugin's own already"
 
 # A sentence that says why no option grants a path, or ''.
 Denial = Callable[[str, Access], str]
@@ -119,7 +119,7 @@ class _Judge(CagePlaces):
                 if found.path in _DISPENSABLE or os.path.basename(found.path) in _DISPENSABLE_NAMES:
                     continue
                 if reason := self._reason(found, access):
-                    store = self._store_with(found.leads_to or found.path) if reason == _STORED else ""
+                    store = self._store_with(found.leads_to or found.path) if reason == STORED else ""
                     self._refuse(store or found.asked or found.path, times, reason)
                 else:
                     missed[access].append(found)
@@ -221,7 +221,7 @@ class _Judge(CagePlaces):
                 return f"no option grants it: it {clause}"
         real = found.leads_to or found.path
         if any(contains(real, store) for store in self._lesson.stores) or self._is_others(real):
-            return _STORED
+            return STORED
         if any(self._is_wide(path) for path in (found.path, found.leads_to)):
             return "it is too large a part of this machine to propose"
         try:
@@ -347,14 +347,20 @@ class _Judge(CagePlaces):
             self._refuse(what, times, why)
 
     def _undialled(self) -> list[str]:
-        """The names that it was given an address for, and did not dial. None if a dialled address is not
-        known to be of a name."""
+        """The names that it was given an address for, and did not dial. None if that is not known."""
         network = self._lesson.report.get("network") or {}
-        seen = self._lesson.report["observed"]["connections"]
-        dialled = {each["host"] for each in seen if each["port"] not in (0, _DNS_PORT)}
-        if any(map(_is_given, dialled)):
-            return []
-        dialled |= {line["name"] for line in network.get("connections", ())}
+        listed = [rule.rpartition(":")[2].split(",") for rule in network.get("rules", ())]
+        dialled = {line["name"] for line in network.get("connections", ())}
+        for each in self._lesson.report["observed"]["connections"]:
+            port = each["port"]
+            if port in (0, _DNS_PORT):
+                continue
+            if not _is_given(each["host"]):
+                dialled.add(each["host"])
+            # On a port of the list every connection has a line of its own. Without one it is how libraries
+            # compare addresses. On others the kernel may have refused it, and nobody knows the name.
+            elif not any(str(port) in ports or "*" in ports for ports in listed):
+                return []
         given = (
             line["name"]
             for line in network.get("questions", ())

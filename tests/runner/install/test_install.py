@@ -136,6 +136,7 @@ def test_from_a_configuration_to_a_called_server(
     assert done.returncode == 0, done.stdout + done.stderr
     assert "installed @demo/server 1.0.0" in done.stdout and "installed demo-wheel 2.0" in done.stdout
     assert "@demo/server: not pinned" in done.stdout
+    assert "is not on PATH" not in done.stdout  # there is no uvx here, and none is needed
     # The tokens reached the registry, and stayed nowhere.
     headers = [line for each in internet.look() for line in each.get("headers", ())]
     assert f"authorization: Bearer {TOKEN}".lower() in map(str.lower, headers)
@@ -150,6 +151,10 @@ def test_from_a_configuration_to_a_called_server(
     assert explained.returncode == 0 and "/store/sets/" in explained.stdout, explained.stderr
     checked = person("check", file)
     assert "needs the network" not in checked.stdout + checked.stderr
+    faulty = file.with_name("faulty.json")
+    faulty.write_text(before.decode().replace('"command"', '"x-sandbox": {"reed": []}, "command"'))
+    checked = person("check", faulty)
+    assert checked.stdout.count("sandbox_unknown_key") == 2 and "2 errors, 0 warnings" in checked.stdout
     for line in (("npm", "exec", "--", "@demo/server"), ("bunx", "@demo/server")):  # they ask for the same
         assert person("run", "--", *line, input="").returncode == 0
     other = person("run", "--", "npx", "@demo/server@2", input="")

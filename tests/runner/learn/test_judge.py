@@ -14,7 +14,7 @@ import pytest
 
 from runner.launch.advice.scene import Mention, Scene
 from runner.learn import judge
-from runner.learn.judge import Lesson, propose_needs
+from runner.learn.judge import STORED, Lesson, propose_needs
 from runner.learn.proposal import Proposal, emit, shown
 from sandbox.network.egress import NO_NETWORK
 from sandbox.paths.mounts import Mounts, contains, parse_mountinfo, read_mounts
@@ -59,6 +59,7 @@ def propose(
     output: str = "",
     home: str = "",
     mounts: Mounts | None = None,
+    stores: tuple[str, ...] = (),
     **observed: Any,
 ) -> Proposal:
     """The proposal for paths, each with its use. Each was asked for twice."""
@@ -84,7 +85,7 @@ def propose(
         hit = denied is not None and contains(str(denied), path)
         return "it is denied" if hit else ""
 
-    lesson = Lesson(scene, report, home, os.defpath, output)
+    lesson = Lesson(scene, report, home, os.defpath, output, stores)
     return propose_needs(lesson, denial, mounts or read_mounts())
 
 
@@ -249,6 +250,25 @@ def test_names_that_cannot_be_shown_are_never_proposed(place: Path) -> None:
     assert shown(str(worded)) == f'"{worded}"'
 
 
+def test_the_store_is_not_proposed(place: Path) -> None:
+    """It has the packages of all servers. Of its own set a plugin may lack a part."""
+    store, own, other = place / "store", place / "store/sets/own", place / "store/sets/other"
+    for number in range(4):
+        for folder in (own / "tree/share", other / "tree"):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / str(number)).touch()
+    (place / "link").symlink_to(other)
+    asked = [*other.glob("tree/*"), other / "tree", other, other.parent, store, place, place / "link"]
+    scene = SCENE._replace(shown=(f"{own}/tree/bin",), own=(f"{own}/tree/bin/run",))
+    found = propose(*((path, "list") for path in asked), scene=scene, stores=(str(store),))
+    assert named(found) == []
+    assert {each.what for each in found.refused} == {str(store), str(place)}
+    assert {each.why for each in found.refused} == {STORED}
+    found = propose(*((path, "read") for path in own.glob("tree/share/*")), scene=scene, stores=(str(store),))
+    assert named(found) == [("read", f"{own}/tree/share")]
+    assert named(propose((store, "list"))) == [("read", str(store))]  # the control
+
+
 def test_sockets_and_wide_folders_are_not_proposed(place: Path) -> None:
     os.mkfifo(place / "pipe")
     found = propose((place / "pipe", "read"), ("/etc", "list"), ("/run", "look"))
@@ -284,6 +304,33 @@ def test_an_address_that_the_gate_gave_was_asked_for_by_a_name() -> None:
     given = (("198.18.128.1", 443), ("fd6e:a9c1:52e7:b04d::1", 443), ("not-in-the-log.example", 443))
     found = propose(connections=(*given, ("198.51.100.1", 443)), scene=SCENE._replace(network="allowlist"))
     assert [each.what for each in found.refused] == ["not-in-the-log.example:443", "198.51.100.1:443"]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "connections", "is_told"),
+    [
+        ("allowed", (), True),
+        ("allowed", (("198.18.128.1", 0), ("198.18.128.1", 443), ("127.0.0.1", 53)), True),  # by its resolver
+        ("allowed", (("198.18.128.1", 8443),), False),  # a port that is not listed
+        ("refused", (), True),  # in this run names had addresses, too
+        ("refused", (("a.example", 443),), False),
+    ],
+)
+def test_a_name_that_was_looked_up_and_not_dialled(
+    verdict: str, connections: tuple[tuple[str, int], ...], is_told: bool
+) -> None:
+    """The plugin may refuse the address that the name has in its cage."""
+    reason = NO_NETWORK if verdict == "refused" else ""
+    question = {"name": "a.example", "verdict": verdict, "reason": reason, "times": 1}
+    network = {"rules": ["a.example:443"], "questions": [question], "connections": []}
+    if verdict == "refused":
+        network["rules"] = []
+    seen = [{"host": host, "port": port, "times": 1} for host, port in connections]
+    observed = {"paths": [], "connections": seen, "missed": 0, "unread": 0, "complete": True}
+    lesson = Lesson(SCENE, {"observed": observed, "network": network})
+    notes = propose_needs(lesson, lambda path, access: "", read_mounts()).notes
+    told = [note for note in notes if note.startswith("it looked up a.example and did not connect: ")]
+    assert bool(told) == is_told
 
 
 def test_variables_that_its_output_names() -> None:

@@ -172,10 +172,17 @@ def test_calls_drive_it_and_the_proposal_is_allowed(
     runner_as: Caller, place: Path, write_file: Write
 ) -> None:
     data = write_file(place / "data" / "text", "found")
+    out, bad, key = place / "out", runner_as.home / "bad", runner_as.home / ".ssh" / "id"
+    for folder in (out, bad, key.parent):
+        folder.mkdir(exist_ok=True)
+    key.write_text("secret")
+    os.link(key, bad / "id")  # nobody can be given this folder, and only a launch finds that out
+    runner_as.give(runner_as.home)
     server = place / "server" / "server.py"
     server.parent.mkdir(mode=0o755)
     shutil.copy(os.path.join(example_folder("mcp"), "server.py"), server)
-    code = f"import os, runpy; os.path.exists('{data}'); runpy.run_path('{server}', run_name='__main__')"
+    asks = f"os.path.exists('{data}'); os.path.exists('{bad}'); os.access('{out}', os.W_OK)"
+    code = f"import os, runpy; {asks}; runpy.run_path('{server}', run_name='__main__')"
     entry = {"command": "/usr/bin/python3", "args": ["-c", code], "x-sandbox": {"read": [str(server.parent)]}}
     manifest = write_file(place / "mcp.json", json.dumps({"mcpServers": {"needy": entry}}))
     allowed = runner_as("allow", "--yes", manifest, "--server", "needy")
@@ -193,14 +200,20 @@ def test_calls_drive_it_and_the_proposal_is_allowed(
     ]
     learned = runner_as("learn", "--emit", "x-sandbox", *words)
     assert learned.returncode == 0, learned.stderr
-    assert json.loads(learned.stdout) == {"x-sandbox": {"read": [str(data)]}}
+    assert json.loads(learned.stdout) == {
+        "x-sandbox": {"read": sorted((str(bad), str(data))), "write": [str(out)]}
+    }
     assert "call greet: it answered\n" in learned.stderr and "call none: " in learned.stderr
     unasked = runner_as("learn", "--apply", *words)
     assert unasked.returncode == 2 and "there is no terminal to ask on" in unasked.stderr
     applied = runner_as("learn", "--apply", "--yes", *words)
     assert applied.returncode == 0 and "Allowed. To take it back" in applied.stdout
-    again = runner_as("learn", *words)
-    assert "nothing that this machine has and that could be allowed" in again.stdout
+    left_out, _, below = applied.stderr.partition("  left out; all else is below\n")
+    assert f"runner allow: {bad}: it holds a hard link to a file of {key.parent}" in left_out and not below
+    again = runner_as("learn", "--emit", "options", *words)
+    assert shlex.split(again.stdout) == ["--read", str(bad)]
+    nothing = runner_as("learn", "--apply", "--yes", *words)
+    assert nothing.returncode == 21 and "nothing is recorded" in nothing.stderr
 
 
 SUPERVISED = """

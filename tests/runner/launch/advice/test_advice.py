@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Callable
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 from runner.launch.advice.advice import MOST_SHOWN, advise
 from runner.launch.advice.scene import Mention, RefusedHost, Scene
 from runner.outcome import Advice, advice_of_calls
+from sandbox.network.egress import SYNTHETIC_IPV4, SYNTHETIC_IPV6
 from sandbox.paths.mounts import parse_mountinfo
 from sandbox.policy.policy import ApprovalRule
 from tests.conftest import Caller
@@ -454,6 +456,11 @@ def scene(folder: Path, **changes: Any) -> Scene:
     return plain._replace(**changes)
 
 
+def given(network: str) -> str:
+    """An address that a name may have in a cage."""
+    return str(ip_network(network)[300])
+
+
 def options(found: tuple[Advice, ...]) -> list[str]:
     return [each.option for each in found]
 
@@ -608,6 +615,20 @@ def test_a_failure_to_find_a_host_that_is_not_named(tmp_path: Path) -> None:
     [advice] = advise(scene(tmp_path), "httpx.ConnectError: [Errno -2] Name or service not known")
     assert advice.option == "--net HOST:443"
     assert advise(scene(tmp_path, network="host"), "[Errno -2] Name or service not known") == ()
+
+
+@pytest.mark.parametrize("address", [given(SYNTHETIC_IPV4), given(SYNTHETIC_IPV6)])
+def test_a_plugin_that_refuses_the_addresses_of_its_cage(tmp_path: Path, address: str) -> None:
+    said = f"Error: the URL leads to {address}, which is a private address"
+    for found in (
+        advise(scene(tmp_path, network="allowlist"), said),
+        advise(scene(tmp_path, network="open"), answers=said),
+    ):
+        assert f"names the address {address}: in the cage" in found[0].what and found[0].option == ""
+        assert advice_of_calls(found) == found
+    assert advise(scene(tmp_path, network="host"), said) == ()  # there it is no address of ours
+    for other in (f"connect ECONNREFUSED {address}:443", "10.0.0.1 is a private address"):
+        assert advise(scene(tmp_path, network="allowlist"), other) == ()
 
 
 def test_a_ceiling_that_the_manifest_could_ask_for(tmp_path: Path) -> None:
