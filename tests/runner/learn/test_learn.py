@@ -178,6 +178,7 @@ def test_calls_drive_it_and_the_proposal_is_allowed(
     key.write_text("secret")
     os.link(key, bad / "id")  # nobody can be given this folder, and only a launch finds that out
     runner_as.give(runner_as.home)
+    runner_as.give(out)
     server = place / "server" / "server.py"
     server.parent.mkdir(mode=0o755)
     shutil.copy(os.path.join(example_folder("mcp"), "server.py"), server)
@@ -209,7 +210,8 @@ def test_calls_drive_it_and_the_proposal_is_allowed(
     applied = runner_as("learn", "--apply", "--yes", *words)
     assert applied.returncode == 0 and "Allowed. To take it back" in applied.stdout
     left_out, _, below = applied.stderr.partition("  left out; all else is below\n")
-    assert f"runner allow: {bad}: it holds a hard link to a file of {key.parent}" in left_out and not below
+    assert f"runner allow: {bad}: " in left_out and f"to a file of {key.parent}" in left_out
+    assert below == ""
     again = runner_as("learn", "--emit", "options", *words)
     assert shlex.split(again.stdout) == ["--read", str(bad)]
     nothing = runner_as("learn", "--apply", "--yes", *words)
