@@ -308,6 +308,8 @@ class EntryFound(NamedTuple):
     # The program, if it is another one than the host's own PATH leads to: whoever started the runner has set
     # another PATH for it, and the entry does not.
     program: str = ""
+    # Names that were added to the entry since it was wrapped, and reach no plugin; "envFile" for a file.
+    dropped: tuple[str, ...] = ()
 
 
 class HostPlaces(NamedTuple):
