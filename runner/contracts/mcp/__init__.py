@@ -178,6 +178,12 @@ class McpContract(Contract):
             " store",
             "allow",
         ),
+        ContractVerb(
+            "advice",
+            "runner.contracts.mcp.verb_advice",
+            "show what the runner told about the last starts of a host's servers, and what helps",
+            "look",
+        ),
     )
 
     def content_of(self, value: Any) -> Mapping[str, Any]:
