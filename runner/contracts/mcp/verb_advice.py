@@ -56,9 +56,8 @@ def run(args: argparse.Namespace) -> int:
         known = ", ".join(dict.fromkeys(quoted(each.name) for each in servers[:20])) or "none"
         servers = [each for each in servers if each.name == args.server]
         if not servers:
-            say(
-                f"runner advice: --server {printable(args.server)}: there is no such server; there are {known}"
-            )
+            told = f"there is no such server; there are {known}"
+            say(f"runner advice: --server {printable(args.server)}: {told}")
             return USAGE_ERROR
     found: list[tuple[str, tuple[ToldStart, ...]]] = []
     faults: list[str] = []

@@ -1,8 +1,9 @@
 """What people were told about the last starts of one server: `runner advice` shows it.
 
-A host keeps what the runner tells about a server in a log of its own, which is hard to find. So every start of
-a wrapped entry, and a gateway, keeps its last lines here too. A plugin chooses parts of these lines: they are
-escaped and bounded, and the values of its variables are left out. That nothing can be kept stops no start.
+A host keeps what the runner tells about a server in a log of its own, which is hard to find. So every start
+of a wrapped entry, and a gateway, keeps its last lines here too. A plugin chooses parts of these lines: they
+are escaped and bounded, and the values of its variables are left out. If nothing can be kept, the start goes
+on without.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class AdviceFile:
         return os.path.join(self._folder, self._name)
 
     def read(self) -> tuple[ToldStart, ...]:
-        """The last starts, the latest last. Raises ApprovalsUnusable if the file cannot be trusted or read."""
+        """The last starts, the latest last. Raises ApprovalsUnusable if the file cannot be used."""
         if not os.path.lexists(self.path):
             return ()
         remedy = f"remove it (rm {self.path})"
@@ -97,15 +98,20 @@ class AdviceFile:
             self._short = re.compile(rf"(?<!\w)(?:{'|'.join(short)})(?!\w)")
 
     def add(self, lines: Iterable[str], stderr: str = "") -> None:
-        """Keep lines of this start, and the last ones of the plugin's stderr. A line that is repeated moves to
-        the end."""
+        self.take(lines, stderr)
+        self.write()
+
+    def take(self, lines: Iterable[str], stderr: str = "") -> list[str]:
+        """Lines to keep of this start, and the last ones of the plugin's stderr. Returns them as they are
+        kept. A line that is repeated moves to the end."""
         told = [each for text in lines for each in self._secrets.hide(text).split("\n")]
-        for line in (*told, *self._stderr_lines(stderr)):
-            line = cut(printable(line), MOST_CHARACTERS)
-            if line in self._lines:
-                self._lines.remove(line)
-            self._lines.append(line)
-        del self._lines[:-MOST_LINES]
+        told = [cut(printable(line), MOST_CHARACTERS) for line in (*told, *self._stderr_lines(stderr))]
+        self._lines = [*(each for each in self._lines if each not in told), *dict.fromkeys(told)][
+            -MOST_LINES:
+        ]
+        return told
+
+    def write(self) -> None:
         if self._lines:
             with suppress(OSError, ApprovalsUnusable):
                 self._write()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import httpx2
 import mcp_types as types
@@ -52,11 +53,13 @@ def bare(folder: Path) -> str:
 
 
 @asynccontextmanager
-async def on_stdio(caller: Caller, config: Path, *options: str, **client: Any) -> AsyncIterator[Client]:
+async def on_stdio(
+    caller: Caller, config: Path, *options: str, errlog: TextIO = sys.stderr, **client: Any
+) -> AsyncIterator[Client]:
     command, *args = caller.command("gateway", "--config", config, "--list-wait", "100s", *options)
     parameters = StdioServerParameters(command=command, args=args, env=dict(caller.environ), cwd="/")
     with trio.fail_after(SECONDS):
-        async with Client(stdio_client(parameters), **client) as opened:
+        async with Client(stdio_client(parameters, errlog), **client) as opened:
             yield opened
 
 

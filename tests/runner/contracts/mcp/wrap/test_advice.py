@@ -1,4 +1,4 @@
-"""What a wrapped start tells people is kept, and `runner advice` shows it; what an entry gets later is told."""
+"""What a wrapped start tells people is kept: `runner advice` shows it. What an entry gets later is told."""
 
 from __future__ import annotations
 
