@@ -387,6 +387,11 @@ class HostConfigurations(Protocol):
         these variables."""
         ...
 
+    def gateway_remark(self, path: str) -> str:
+        """What people should know about the entry that starts a gateway with this file, or ''. Never
+        raises."""
+        ...
+
     def installed(self, plugin: Plugin, environ: Mapping[str, str]) -> Plugin:
         """The plugin with the stored program of its packages, if a launcher would fetch them and `runner
         install` has done so."""

@@ -300,9 +300,11 @@ class ClientGateway:
             self._resource_changed(public_uri(plugin, uri))
 
     def tell(self, plugin: str, level: str, text: str) -> None:
-        """Tell this client about a plugin that it sees, each text once. The newer protocol has logs only
-        beside an answer, so what is not about a call that is made waits for the next request."""
-        if not self._settings.sees_plugin(plugin) or text in self._told or len(self._told) >= _MOST_REMARKS:
+        """Tell this client about a plugin that it sees; '': about none. Each text once. The newer protocol
+        has logs only beside an answer, so what is not about a call in progress waits for the next request."""
+        if plugin and not self._settings.sees_plugin(plugin):
+            return
+        if text in self._told or len(self._told) >= _MOST_REMARKS:
             return
         self._told.add(text)
         request = self._questions.asked_by(plugin)

@@ -123,6 +123,7 @@ class StdioGateway:
             self._telling = telling = Telling(self._environ, self._plugin, self._say, self._gateway.tell)
             self._catalogue.on_failed, supervisor.on_report = telling.list_failed, telling.ended
             nursery.start_soon(telling.write)
+            telling.start(self._options.remarks)
             nursery.start_soon(self._end_by_signal)
             nursery.start_soon(self._catalogue.follow, supervisor.subscribe())
             server = self._gateway.server()

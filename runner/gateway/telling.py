@@ -18,6 +18,7 @@ from runner.launch.command import environ_of_places
 from runner.outcome import Advice
 from runner.plugin import Plugin
 from runner.protocol.dialect import Notice, Progress
+from sandbox.document.diagnostic import printable
 
 _WELL = ("ok", "cancelled")
 
@@ -38,6 +39,11 @@ class Telling:
         self._files: dict[str, AdviceFile] = {}  # by identity
         self._unwritten: dict[AdviceFile, None] = {}
         self._changed = trio.Event()
+
+    def start(self, remarks: Iterable[str]) -> None:
+        for remark in map(printable, remarks):
+            self._say(remark)
+            self._tell("", "warning", remark)
 
     def list_failed(self, source: ToolSource, fault: str) -> None:
         """`fault` stands on stderr already."""

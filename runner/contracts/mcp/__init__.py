@@ -90,6 +90,11 @@ class McpConfigurations(HostConfigurations):
 
         return find_entry(wrapped, environ)
 
+    def gateway_remark(self, path: str) -> str:
+        from runner.contracts.mcp.wrap.gateway import entry_remark
+
+        return entry_remark(path)
+
     def program_faults(self, document: Document, server: str | None) -> tuple[Diagnostic, ...]:
         from runner.contracts.mcp.manifest import program_faults
 
