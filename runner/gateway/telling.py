@@ -6,6 +6,7 @@ client is the same person's program, and gets no values of variables, as the fil
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -20,7 +21,12 @@ from runner.plugin import Plugin
 from runner.protocol.dialect import Notice, Progress
 from sandbox.document.diagnostic import printable
 
-_WELL = ("ok", "cancelled")
+# How a plugin's process failed. The other codes are about a call, and its caller has them as the answer.
+_TOLD = (
+    *("launch_failed", "handshake_failed", "timeout", "crashed", "malformed_response", "policy_denied"),
+    *("sandbox_unavailable", "internal"),
+)
+_CLOSING_SECONDS = 1.0  # to write the rest
 
 
 class Telling:
@@ -58,7 +64,7 @@ class Telling:
     def ended(self, name: str, report: Mapping[str, Any]) -> None:
         """A process of a plugin has ended."""
         outcome = report["outcome"]
-        if outcome["code"] in _WELL:
+        if outcome["code"] not in _TOLD:
             return
         lines = [": ".join(filter(None, (outcome["code"], outcome["message"])))]
         lines += [Advice(**each).text for each in report.get("advice", ())]
@@ -78,8 +84,10 @@ class Telling:
 
     def close(self) -> None:
         """Write the rest."""
+        until = time.monotonic() + _CLOSING_SECONDS
         for file in self._unwritten:
-            file.write()
+            if time.monotonic() < until:
+                file.write()
 
     def _tell_all(self, name: str, level: str, lines: Iterable[str]) -> None:
         told = [f"{name}: {line}" for line in lines]

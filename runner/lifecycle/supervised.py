@@ -238,7 +238,7 @@ class SupervisedPlugin:
         except (PluginError, PluginFailure) as error:
             if opened.pid is None:
                 self.log.add(error.stderr.encode())
-                if error.report is not None:
+                if isinstance(error, PluginFailure) and error.report is not None:
                     self._on_report(error.report)
             raise
         if opened.pid is None:  # its process has ended with the call

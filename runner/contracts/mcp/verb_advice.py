@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Mapping
 
 from runner.approvals.record import ApprovalsUnusable
 from runner.approvals.tools import identity_in, identity_of
@@ -83,7 +84,8 @@ def run(args: argparse.Namespace) -> int:
 
 def log_sentence(host: str, log: str) -> str:
     """Where a host keeps what servers write to stderr."""
-    return f"All that a server and the runner write to stderr: in {log or 'the log'} of {host}."
+    place = f"{log} of {host}" if log else "the host's own log"
+    return f"What servers and the runner write to stderr is in {place}."
 
 
 def _servers(path: str) -> tuple[Configuration | None, list[_Server]]:
@@ -103,7 +105,9 @@ def _servers(path: str) -> tuple[Configuration | None, list[_Server]]:
 
 def _own(config: Configuration, server: HostServer) -> _Server:
     """A server of the file itself."""
-    places = os.environ if split_wrapped(server.argv) is None else {"HOME": own_home() or os.environ["HOME"]}
+    places: Mapping[str, str] = os.environ
+    if split_wrapped(server.argv) is not None:  # its start takes no variable's word for it
+        places = {"HOME": own_home() or os.environ.get("HOME", "")}
     identity = identity_in(config.path, "mcp", run_name(server.name), server.scope)
     return _Server(server.label, AdviceFile(identity, places))
 

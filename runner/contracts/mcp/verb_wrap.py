@@ -463,7 +463,7 @@ def _tell_next(
         host = config.host.name if config.host is not None else "the host"
         say(f"Restart {host} to use it. Some hosts ask you to trust a changed entry again.", sys.stdout)
         log = config.host.log if config.host is not None else ""
-        say(f"What a server lacks or fails of is told in {log or 'its log'}, and kept:", sys.stdout)
+        say(f"If a server fails, {log or 'the log of the host'} says why, and so does:", sys.stdout)
         _put(f"  {printable(join(('runner', 'advice', file)))}")
 
 

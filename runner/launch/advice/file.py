@@ -40,7 +40,7 @@ _MOST_BYTES = 1 << 20  # ASCII: six bytes for a character at most
 
 # Values that advice has to name: a path, and a host with its port. Tokens are not written so.
 _PLACE = re.compile(r"[/~].*|(?:localhost|[a-z0-9-]{1,63}(?:\.[a-z0-9-]{1,63})+)(?::[0-9]{1,5})?", re.DOTALL)
-_PASSWORD = re.compile(r"://[^/@\s]*?:([^/@\s]+)@")
+_PASSWORD = re.compile(r"://[^/@\s:]*:([^/@\s]+)@")
 
 
 class ToldStart(NamedTuple):

@@ -7,7 +7,7 @@ import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import httpx2
 import mcp_types as types
@@ -53,9 +53,9 @@ def bare(folder: Path) -> str:
 
 
 @asynccontextmanager
-async def on_stdio(
-    caller: Caller, config: Path, *options: str, errlog: TextIO = sys.stderr, **client: Any
-) -> AsyncIterator[Client]:
+async def on_stdio(caller: Caller, config: Path, *options: str, **client: Any) -> AsyncIterator[Client]:
+    """`client`: arguments of the client, and errlog: a file for the gateway's stderr."""
+    errlog = client.pop("errlog", sys.stderr)
     command, *args = caller.command("gateway", "--config", config, "--list-wait", "100s", *options)
     parameters = StdioServerParameters(command=command, args=args, env=dict(caller.environ), cwd="/")
     with trio.fail_after(SECONDS):

@@ -80,6 +80,13 @@ def test_values_are_left_out(
     assert lines(tmp_path) == [(line,) if kept is None else kept]
 
 
+def test_a_value_that_is_made_for_it_is_searched_in_time(tmp_path: Path) -> None:
+    start = make(tmp_path)
+    start.conceal(["://" + ":" * 100_000, "a." * 50_000, "://" * 30_000])
+    start.add(["told"], "x")
+    assert lines(tmp_path) == [("told", "| x")]
+
+
 def test_two_sessions_at_once_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_LOCK_SECONDS", 60.0)
     barrier = multiprocessing.get_context("fork").Barrier(3)

@@ -86,7 +86,7 @@ def test_the_last_starts_are_kept_without_values(host: Host) -> None:
     assert host.starts() == [[*failed, mark]]
     shown = host.advice()
     assert [line.strip() for line in shown.splitlines()[1:4]] == [*failed, mark]
-    assert shown.startswith("tool, 20") and "in the Output panel (MCP Logs) of Cursor." in shown
+    assert shown.startswith("tool, 20") and "is in the Output panel (MCP Logs) of Cursor." in shown
     [file] = (host.caller.home / ".local/state/runner/advice").glob("*.json")
     status = file.stat()
     assert (status.st_mode & 0o777, status.st_uid) == (0o600, host.caller.uid)
