@@ -36,17 +36,17 @@ class Host:
     def __init__(self, caller: Caller, file: Path) -> None:
         self.caller, self.file = caller, file
 
-    def entry(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self.file.read_text())["mcpServers"]["tool"]
+    def entry(self, name: str = "tool") -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.file.read_text())["mcpServers"][name]
         return found
 
-    def write(self, entry: dict[str, Any]) -> None:
-        self.file.write_text(json.dumps({"mcpServers": {"tool": entry, "other": {"command": "/bin/true"}}}))
+    def write(self, entry: dict[str, Any], other: dict[str, Any]) -> None:
+        self.file.write_text(json.dumps({"mcpServers": {"tool": entry, "other": other}}))
         self.caller.give(self.file)
 
-    def start(self, **variables: str) -> subprocess.CompletedProcess[str]:
-        entry = self.entry()
-        return self.caller(*entry["args"], env={**(entry.get("env") or {}), **variables})
+    def start(self, name: str = "tool") -> subprocess.CompletedProcess[str]:
+        entry = self.entry(name)
+        return self.caller(*entry["args"], env=entry.get("env"))
 
     def advice(self, *options: str) -> str:
         done = self.caller("advice", self.file, *options)
@@ -67,8 +67,9 @@ def host(account_as: Caller, plugin_dir: Path, write_file: Write) -> Host:
     file = write_file(account_as.home / ".cursor/mcp.json", "")
     account_as.give(file.parent)
     found = Host(account_as, file)
-    found.write({"command": str(server), "args": ["1"], "env": {"TOKEN": SECRET}})
-    done = account_as("wrap", file, "--server", "tool", "--yes")
+    tool = {"command": str(server), "args": ["1"], "env": {"TOKEN": SECRET}}
+    found.write(tool, {"command": "/bin/true"})
+    done = account_as("wrap", file, "--yes")
     assert done.returncode == 0, done.stderr
     assert f"  runner advice {file}" in done.stdout.splitlines()
     assert "the Output panel (MCP Logs)" in done.stdout
@@ -76,6 +77,9 @@ def host(account_as: Caller, plugin_dir: Path, write_file: Write) -> Host:
 
 
 def test_the_last_starts_are_kept_without_values(host: Host) -> None:
+    assert host.start("other").returncode == 0
+    folder = host.caller.home / ".local/state/runner/advice"
+    assert not folder.exists()  # of a start about which there is nothing to say
     assert "Nothing is kept about tool, other: no start was refused anything" in host.advice()
     told = host.start()
     assert told.returncode == 1 and SECRET in told.stderr  # which is the plugin's own
@@ -87,7 +91,7 @@ def test_the_last_starts_are_kept_without_values(host: Host) -> None:
     shown = host.advice()
     assert [line.strip() for line in shown.splitlines()[1:4]] == [*failed, mark]
     assert shown.startswith("tool, 20") and "is in the Output panel (MCP Logs) of Cursor." in shown
-    [file] = (host.caller.home / ".local/state/runner/advice").glob("*.json")
+    [file] = folder.glob("*.json")
     status = file.stat()
     assert (status.st_mode & 0o777, status.st_uid) == (0o600, host.caller.uid)
     assert SECRET not in file.read_text()
@@ -102,7 +106,7 @@ def test_the_last_starts_are_kept_without_values(host: Host) -> None:
     assert len(host.starts()) == 1
     # A host that was not restarted since its entry changed.
     entry = host.entry()
-    host.write({**entry, "args": [*entry["args"], "more"]})
+    host.write({**entry, "args": [*entry["args"], "more"]}, host.entry("other"))
     assert host.caller(*entry["args"], env=entry["env"]).returncode == 2
     assert "has no entry tool with this command line; restart the host" in host.starts()[-1][0]
 
@@ -110,7 +114,7 @@ def test_the_last_starts_are_kept_without_values(host: Host) -> None:
 def test_a_variable_that_is_added_later_is_told_until_it_is_passed_on(host: Host) -> None:
     entry = host.entry()
     key = "k3y-of-an-api"
-    host.write({**entry, "env": {**entry["env"], "API_KEY": key, "not a name": "x"}})
+    host.write({**entry, "env": {**entry["env"], "API_KEY": key, "not a name": "x"}}, host.entry("other"))
     done = host.start()
     assert done.stdout == "None\n"
     remedy = f"runner wrap {host.file} --server tool"
