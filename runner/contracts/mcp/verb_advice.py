@@ -121,12 +121,15 @@ def _gateway_paths(server: HostServer) -> list[str]:
 
 
 def _scanned(path: str) -> list[_Server]:
+    found = scan((path,))
+    for fault in () if found.sources else found.faults:
+        say(printable(f"runner advice: {fault.path}: {fault.message}"))
     return [
         _Server(
             each.server or each.name,
             AdviceFile(identity_of(each.plugin), environ_of_places(each.plugin, os.environ)),
         )
-        for each in scan((path,)).sources
+        for each in found.sources
     ]
 
 

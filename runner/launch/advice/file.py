@@ -112,7 +112,7 @@ class AdviceFile:
         return told
 
     def write(self) -> None:
-        if self._lines:
+        if self._lines and os.path.isabs(self._folder):  # else HOME is no path
             with suppress(OSError, ApprovalsUnusable):
                 self._write()
 

@@ -123,3 +123,5 @@ def test_what_cannot_be_used_is_told_and_written_anew(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     make(file).add(["told"])
+    make(Path("relative")).add(["told"])
+    assert make(Path("relative")).read() == () and not Path("relative").exists()
