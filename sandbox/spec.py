@@ -192,7 +192,8 @@ class Note(NamedTuple):
     """A fact about a launch that a person should know, although nothing was refused."""
 
     # Stable id: unsandboxed, network_host, network_open, outside, missing, program, owner, project, network,
-    # withheld, wrapped, approval, limits, state, link, guarded, obeyed (of a session, after its end).
+    # withheld, wrapped, dropped, approval, limits, state, link, guarded, obeyed (of a session, after its
+    # end).
     rule: str
     message: str
     hint: str = ""
@@ -201,7 +202,7 @@ class Note(NamedTuple):
     def urgent(self) -> bool:
         """Whether it is shown even if nothing failed."""
         urgent = ("unsandboxed", "network_host", "network_open", "outside", "project", "withheld")
-        return self.rule in (*urgent, "wrapped", "approval", "limits", "state", "link")
+        return self.rule in (*urgent, "wrapped", "dropped", "approval", "limits", "state", "link")
 
 
 class Project(NamedTuple):

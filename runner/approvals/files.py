@@ -385,9 +385,9 @@ def open_folder(folder: str) -> Iterator[int]:
 
 
 @contextmanager
-def locked_folder(folder: str, what: str) -> Iterator[None]:
+def locked_folder(folder: str, what: str, *, seconds: float = _LOCK_SECONDS) -> Iterator[None]:
     """Make the folder if it is missing, and let nobody else who asks so write in it. Raises
-    ApprovalsUnusable."""
+    ApprovalsUnusable. `seconds`: how long to wait for another process."""
     import fcntl  # here: a launch only reads
     import time
 
@@ -396,14 +396,14 @@ def locked_folder(folder: str, what: str) -> Iterator[None]:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         lock = os.open(_LOCK, flags, 0o600, dir_fd=directory)
     try:
-        until = time.monotonic() + _LOCK_SECONDS
+        until = time.monotonic() + seconds
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() >= until:
-                    message = f"another process has held {folder}/{_LOCK} for {_LOCK_SECONDS:.0f} s"
+                    message = f"another process has held {folder}/{_LOCK} for {seconds:.0f} s"
                     raise ApprovalsUnusable(message, "end it: fuser shows its id") from None
             time.sleep(_PAUSE_SECONDS)
         yield

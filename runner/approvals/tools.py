@@ -112,7 +112,12 @@ def label(name: str) -> str:
 def identity_of(plugin: Plugin) -> str:
     """The plugin's name for `judge`: an approval's key without the command line and the program. Another
     program in the same entry has to list the same tools, or a person looks at them."""
-    return _dump((plugin.contract, plugin.id, look.realpath(plugin.manifest), plugin.scope))
+    return identity_in(plugin.manifest, plugin.contract, plugin.id, plugin.scope)
+
+
+def identity_in(manifest: str, contract: str, id: str, scope: str) -> str:  # noqa: A002
+    """The same for a plugin that was not read."""
+    return _dump((contract, id, look.realpath(manifest), scope))
 
 
 def remote_identity(name: str, url: str) -> str:

@@ -63,6 +63,7 @@ def run(args: argparse.Namespace) -> int:
 def launch(args: argparse.Namespace, verb: str) -> int:
     """Run the plugin, or the command, of the options. Returns the exit status of `runner`."""
     began: float = getattr(args, "began", time.monotonic())  # set if a stored plan was tried first
+    wrapped = args if getattr(args, "wrapped", None) is not None else None
     try:
         if getattr(args, "config", None) == "-":
             raise ValueError("--config -: stdin is the plugin's; write --config @FILE")
@@ -75,6 +76,10 @@ def launch(args: argparse.Namespace, verb: str) -> int:
         from runner.cli.shared.text import say
 
         say(f"runner {verb}: {printable(str(error))}")
+        if wrapped is not None:
+            from runner.cli.shared.kept_advice import keep
+
+            keep(wrapped, [str(error)])
         return USAGE_ERROR
     request: LaunchRequest | None = getattr(args, "request", None)
     writer = None
@@ -88,6 +93,7 @@ def launch(args: argparse.Namespace, verb: str) -> int:
         events=events,
         secrets=secrets,
         keep_tail=invocation.command is not None,
+        wrapped=wrapped,
     )
     return launch_plugin(
         verb,

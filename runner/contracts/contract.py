@@ -308,6 +308,8 @@ class EntryFound(NamedTuple):
     # The program, if it is another one than the host's own PATH leads to: whoever started the runner has set
     # another PATH for it, and the entry does not.
     program: str = ""
+    # Names that were added to the entry since it was wrapped, and reach no plugin; "envFile" for a file.
+    dropped: tuple[str, ...] = ()
 
 
 class HostPlaces(NamedTuple):
@@ -383,6 +385,11 @@ class HostConfigurations(Protocol):
         """The entry that a wrapped command line says it came from. `environ`: as the host set it. Raises
         ValueError if the options are none of an entry's, or the file has no entry with this command line and
         these variables."""
+        ...
+
+    def gateway_remark(self, path: str) -> str:
+        """What people should know about the entry that starts a gateway with this file, or ''. Never
+        raises."""
         ...
 
     def installed(self, plugin: Plugin, environ: Mapping[str, str]) -> Plugin:

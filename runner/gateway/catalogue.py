@@ -81,6 +81,7 @@ class Catalogue:
         self._known: dict[str, KnownSource] = {}  # by the plugin's part of public names
         self._left_out: set[tuple[str, str]] = set()  # plugins of which that was said
         self.on_changed: list[Callable[[str], None]] = []  # called with the name of a list
+        self.on_failed: Callable[[ToolSource, str], None] = lambda source, fault: None
 
     async def all(self) -> list[KnownSource]:
         """All plugins, with what is known after a bounded time."""
@@ -219,6 +220,7 @@ class Catalogue:
             f"{known.source.name}: its tools are missing: {why}" + f"; {hint}" * bool(hint)
         )
         self._say(known.fault)
+        self.on_failed(known.source, known.fault)
 
     async def _show(self, known: KnownSource) -> None:
         """Make what clients see of what the plugin gave."""

@@ -16,3 +16,4 @@ class StdioOptions(NamedTuple):
     list_seconds: float = LIST_SECONDS
     audit: AuditFile | None = None
     bodies: bool = False
+    remarks: tuple[str, ...] = ()  # about the entry that started it

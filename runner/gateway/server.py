@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any
@@ -58,6 +58,7 @@ _RESOURCE_NOT_FOUND = -32002
 _LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 _MOST_URI = 4096  # characters: the ledger keeps it
 _MOST_REMARKS = 1000  # that one client is told: a plugin may fail with other words each time
+_MOST_UNTOLD = 32  # remarks that wait for a request
 _MOST_SESSIONS = 256  # that are told of changes
 _MOST_SUBSCRIBED = 256  # resources of one session
 _TELL_SECONDS = 5.0
@@ -101,6 +102,7 @@ class ClientGateway:
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._bus = InMemorySubscriptionBus()
         self._told: set[str] = set()  # remarks that this client has heard
+        self._untold: deque[tuple[str, str]] = deque(maxlen=_MOST_UNTOLD)  # levels and texts
         self._changed: set[str] = set()
         self._news = NewsQueue[Callable[[], Awaitable[None]] | None]()
         self.on_first: Callable[[Context], Awaitable[None]] | None = None
@@ -148,6 +150,7 @@ class ClientGateway:
                     continue
                 await self._tell_remarks(context, known)
                 found += (self._entry(what, each) for each in known.shown.get(what, {}).values())
+            await self._tell_untold(context)
             return finished({LISTS[what][1]: [each for each in found if each]})
 
         return lists
@@ -296,6 +299,32 @@ class ClientGateway:
         if isinstance(uri, str) and len(uri) <= _MOST_URI:  # nobody can subscribe to a longer one
             self._resource_changed(public_uri(plugin, uri))
 
+    def tell(self, plugin: str, level: str, text: str) -> None:
+        """Tell this client about a plugin that it sees; '': about none. Each text once. The newer protocol
+        has logs only beside an answer, so what is not about a call in progress waits for the next request."""
+        if plugin and not self._settings.sees_plugin(plugin):
+            return
+        if text in self._told or len(self._told) >= _MOST_REMARKS:
+            return
+        self._told.add(text)
+        request = self._questions.asked_by(plugin)
+        if self._sessions:
+            self._news.put(partial(self._tell_sessions, level, text), text)
+        elif request is not None and request.client is self:
+            self._news.put(partial(self._log, request.context, level, "runner", text), text)
+        else:
+            self._untold.append((level, text))
+
+    async def _tell_untold(self, context: Context) -> None:
+        while self._untold:
+            level, text = self._untold.popleft()
+            await self._log(context, level, "runner", text)
+
+    async def _tell_sessions(self, level: str, text: str) -> None:
+        for each in list(self._sessions.values()):
+            if _LEVELS.index(level) >= each.level:
+                await _try(partial(each.session.send_log_message, level, text, "runner"))  # type: ignore[arg-type]
+
     def _heard_log(self, plugin: str, value: Mapping[str, Any]) -> None:
         """To the client whose call it belongs to: it may be about that call's input."""
         request = self._questions.said_to(plugin)
@@ -343,6 +372,8 @@ class ClientGateway:
                 await self.on_first(context)
             if context.protocol_version not in MODERN_PROTOCOL_VERSIONS:
                 self._session(context).session = context.session
+            if context.request_id is not None:
+                await self._tell_untold(context)
         return await call_next(context)
 
     def _session(self, context: Context) -> _Session:

@@ -20,8 +20,10 @@ from runner.gateway.options import StdioOptions
 from runner.gateway.questions import ClientQuestions, Context
 from runner.gateway.remote import RemoteSource
 from runner.gateway.server import ClientGateway
+from runner.gateway.telling import Telling
 from runner.gateway.tool_source import SupervisedSource
 from runner.lifecycle.supervisor import Supervisor, open_supervisor
+from runner.plugin import Plugin
 from runner.protocol.dialect import Notice, Progress
 from runner.serve.roster import Roster
 from runner.serve.watch import open_watch
@@ -89,8 +91,16 @@ class StdioGateway:
         self._loading = trio.Lock()
         self._gateway: ClientGateway | None = None
         self._catalogue: Catalogue | None = None
+        self._telling: Telling | None = None
 
     async def run(self, reads: Any, writes: Any) -> None:
+        try:
+            await self._run(reads, writes)
+        finally:
+            if self._telling is not None:
+                self._telling.close()  # plugins have ended
+
+    async def _run(self, reads: Any, writes: Any) -> None:
         async with open_supervisor(on_event=self._hear) as supervisor, trio.open_nursery() as nursery:
             self._nursery = nursery
             self._roster = self._make_roster(supervisor)
@@ -110,6 +120,10 @@ class StdioGateway:
                 *(self._catalogue, maker, self._questions, self._options.client, self._settings, nursery)
             )
             self._gateway.on_first = self._load
+            self._telling = telling = Telling(self._environ, self._plugin, self._say, self._gateway.tell)
+            self._catalogue.on_failed, supervisor.on_report = telling.list_failed, telling.ended
+            nursery.start_soon(telling.write)
+            telling.start(self._options.remarks)
             nursery.start_soon(self._end_by_signal)
             nursery.start_soon(self._catalogue.follow, supervisor.subscribe())
             server = self._gateway.server()
@@ -140,6 +154,9 @@ class StdioGateway:
             folders=self._options.settings.folders,
             limits=self._options.settings.limits,
         )
+
+    def _plugin(self, name: str) -> Plugin | None:
+        return next((each.plugin for each in self._roster.sources() if each.name == name), None)
 
     def _services(self, name: str) -> Any:
         return None if self._context is None else self._questions.services(name, self._context)
@@ -172,10 +189,11 @@ class StdioGateway:
                 await self._catalogue.reload()
 
     def _hear(self, plugin: str, event: Notice | Progress) -> None:
-        if self._gateway is None or self._catalogue is None:
+        if self._gateway is None or self._catalogue is None or self._telling is None:
             return
         self._catalogue.hear(plugin, event)
         self._gateway.hear(plugin, event)
+        self._telling.hear(plugin, event)
 
     async def _end_by_signal(self) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:

@@ -9,6 +9,7 @@ from runner.approvals.store import find_approval, find_inapplicable, has_any_app
 from runner.launch.command import command_approval, environ_of_places
 from runner.launch.stages import Invocation, Loaded
 from runner.plugin import Plugin
+from sandbox.document.diagnostic import cut
 from sandbox.policy.approval import join_approvals, limit_approval
 from sandbox.policy.load import binding_policy
 from sandbox.policy.policy import Policy
@@ -27,6 +28,8 @@ from sandbox.spec import (
 )
 from sandbox.speed.typed import Iterator, Mapping, Sequence, Set
 from sandbox.speed.value import NamedTuple
+
+_MOST_NAMED = 10  # variables of one note
 
 
 class Approved(NamedTuple):
@@ -83,6 +86,11 @@ class Approved(NamedTuple):
             found.append(Note("wrapped", message, f"write it anew: {_wrap_command(loaded)}"))
         other, key = self.passed_over, self.key
         is_old = other is not None and key is not None and other.version != VERSION
+        if command is not None and command.dropped:
+            message = f"added to the entry since it was wrapped, and dropped: {_some(command.dropped)}"
+            again = _wrap_command(loaded, "--server", _label(loaded.plugin))
+            hint = f"to pass it on: {again}, then restart the host"
+            found.append(Note("dropped", message, hint))
         if (why := _why_passed_over(self)) and not (
             is_old and key is not None and was_notified(key, environ_of_places(loaded.plugin, environ))
         ):
@@ -248,10 +256,21 @@ def _day(record: ApprovalRecord) -> str:
     return strftime("%Y-%m-%d", localtime(record.when))
 
 
-def _wrap_command(loaded: Loaded) -> str:
+def _some(names: Sequence[str]) -> str:
+    """The first names: a configuration may have any number."""
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(cut(name, 60) for name in names[:_MOST_NAMED]) + more
+
+
+def _wrap_command(loaded: Loaded, *options: str) -> str:
     from shlex import join
 
-    return join(("runner", "wrap", loaded.plugin.manifest))
+    return join(("runner", "wrap", loaded.plugin.manifest, *options))
+
+
+def _label(plugin: Plugin) -> str:
+    """What --server calls an entry that `runner wrap` wrote."""
+    return f"{plugin.scope}:{plugin.id}" if plugin.scope else plugin.id
 
 
 def allow_command(loaded: Loaded, *options: str) -> str:
@@ -264,8 +283,7 @@ def allow_command(loaded: Loaded, *options: str) -> str:
     if command is not None and not command.file:
         return " ".join(map(quote, (*words, "--name", command.name, "--", *command.argv)))
     if command is not None:
-        label = f"{command.scope}:{plugin.id}" if command.scope else plugin.id
-        return " ".join(map(quote, (*words, command.file, "--server", label)))
+        return " ".join(map(quote, (*words, command.file, "--server", _label(plugin))))
     if invocation.contract is not None:
         words += ["--contract", invocation.contract]
     words.append(_manifest(invocation, plugin))

@@ -32,6 +32,7 @@ class Command(NamedTuple):
     filled: bool = False
     entry_directory: str = ""
     other_program: str = ""  # EntryFound.program
+    dropped: tuple[str, ...] = ()  # EntryFound.dropped
 
 
 def environ_of_host(command: Command | None, environ: Mapping[str, str]) -> Mapping[str, str]:

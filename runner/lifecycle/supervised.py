@@ -103,6 +103,7 @@ class SupervisedPlugin:
         clock: Callable[[], float],
         tell: Callable[[SupervisedPlugin, LifecycleNews], None],
         on_hold: Callable[[SupervisedPlugin], None],
+        on_report: Callable[[Mapping[str, Any]], None],
         on_event: OnEvent | None,
     ) -> None:
         self.spec = spec
@@ -115,7 +116,7 @@ class SupervisedPlugin:
         self.loaded = trio.Event()  # its manifest was read, and the numbers are the contract's
         self._nursery = nursery
         self._jitter, self._clock, self._tell, self._on_hold = jitter, clock, tell, on_hold
-        self._on_event = on_event
+        self._on_event, self._on_report = on_event, on_report
         self._queue: CallerQueue[QueuedCall] = CallerQueue()
         self._cells: dict[int, SupervisedCell] = {}
         self._changed = trio.Event()  # replaced with each change of state
@@ -237,6 +238,8 @@ class SupervisedPlugin:
         except (PluginError, PluginFailure) as error:
             if opened.pid is None:
                 self.log.add(error.stderr.encode())
+                if isinstance(error, PluginFailure) and error.report is not None:
+                    self._on_report(error.report)
             raise
         if opened.pid is None:  # its process has ended with the call
             self._identity = result.identity
@@ -343,6 +346,10 @@ class SupervisedPlugin:
                 self._log_obeyed(opened.report)
                 if cell.spec.secrets:
                     self.log.add(opened.stderr.encode())
+            report = None if cell.failure is None else cell.failure.report
+            report = report if opened is None else opened.report
+            if report is not None:
+                self._on_report(report)
             reason = "" if cell.outcome is None else f"{cell.outcome.code}: {cell.outcome.message}"
             self.step(CellEnded(cell.number, reason or "it ended", self._jitter()))
             del self._cells[cell.number]

@@ -54,6 +54,8 @@ class Supervisor:
         # Called when a plugin is stopped, put into quarantine, pending, or none of them any more: its name,
         # which, and why. Not for plugins that end with the supervisor or are removed. It must not raise.
         self.on_hold: Callable[[str, Hold, str], None] = lambda name, hold, reason: None
+        # Called when a process of a plugin has ended: its name, and the report. It must not raise.
+        self.on_report: Callable[[str, Mapping[str, Any]], None] = lambda name, report: None
 
     # --- which plugins there are ----------------------------------------------------------------------------
 
@@ -71,6 +73,7 @@ class Supervisor:
             clock=self._clock,
             tell=self._tell,
             on_hold=self._note_hold,
+            on_report=lambda report: self.on_report(spec.name, report),
             on_event=self._on_event,
         )
         self._plugins[spec.name] = added

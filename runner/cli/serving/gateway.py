@@ -11,6 +11,7 @@ from sandbox.document.diagnostic import DocumentError, printable
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Iterator
 
     from runner.gateway.options import StdioOptions
 
@@ -111,4 +112,13 @@ def _options(args: argparse.Namespace) -> StdioOptions:
         list_seconds=seconds,
         audit=None if args.audit is None else AuditFile(args.audit),
         bodies=args.bodies,
+        remarks=tuple(_remarks(args.config)),
     )
+
+
+def _remarks(paths: list[str]) -> Iterator[str]:
+    from runner.contracts.registry import all_contracts
+
+    for hosts in (each.configurations for each in all_contracts()):
+        if hosts is not None:
+            yield from filter(None, map(hosts.gateway_remark, paths))

@@ -119,6 +119,7 @@ def command_of(
         filled=found is not None and found.filled,
         entry_directory="" if found is None else found.directory,
         other_program="" if found is None else found.program,
+        dropped=() if found is None else found.dropped,
     )
 
 

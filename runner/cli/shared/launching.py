@@ -20,6 +20,8 @@ from sandbox.speed.scopes import AbstractContextManager, suppress
 from sandbox.speed.typed import TYPE_CHECKING, Any, Callable, Collection, Mapping
 
 if TYPE_CHECKING:
+    import argparse
+
     from runner.cli.shared.events_file import EventsFile
     from runner.cli.shared.report_file import ReportFile
     from runner.launch.acquire import Acquired
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 _STDERR_WRITE_SECONDS = 2.0
 # Of advice, in characters: a pipe takes it as a whole.
 _LONGEST_LINE = 900
+# Notes about an entry that say what it does not get, and the command that gives it.
+_KEPT_NOTES = ("withheld", "wrapped", "dropped", "approval")
 _LIMIT_CAUSES = ("oom", "cpu_time", "file_size", "pids")
 
 
@@ -53,7 +57,9 @@ class CommandLineHost:
         keep_tail: bool = False,
         is_new: bool = True,
         tells: bool | None = None,
+        wrapped: argparse.Namespace | None = None,
     ) -> None:
+        """`wrapped`: the options of an entry that a host starts. What people are told is kept, too."""
         self.secrets = secrets or {}
         if secrets:
             from runner.protocol.secrets import Secrets
@@ -70,6 +76,7 @@ class CommandLineHost:
         self._teller: HostTeller | None = None
         self.told: set[str] = set()  # what was said about hosts while the plugin ran
         self._tells = tells
+        self.wrapped = wrapped
 
     def see_ready(self, planned: Planned) -> None:
         self.is_ready = True
@@ -87,6 +94,11 @@ class CommandLineHost:
                 outcome = Outcome("launch_failed", "manifest", fault.message, fault.cause, fault.hint)
                 raise Failure(outcome, EXEC_REFUSED)
         if tells:
+            notes = [each for each in planned.decided.notes if each.rule in _KEPT_NOTES]
+            if notes and self.wrapped is not None:
+                from runner.cli.shared.kept_advice import keep_notes
+
+                keep_notes(self.wrapped, notes, planned)
             _print_notes(planned, self.secrets, urgent=True)
 
     def watch_orders(self) -> AbstractContextManager[Signals]:
@@ -118,6 +130,10 @@ class CommandLineHost:
             self.events.write("network", _without(self.secrets, line._asdict()))
         self._teller = self._teller or HostTeller(started)
         advice = self._teller.advice(line) if self.advises else None
+        if advice is not None and self.wrapped is not None:
+            from runner.cli.shared.kept_advice import keep
+
+            keep(self.wrapped, [advice.text], started.planned)
         mixed = (
             self.events is not None and self.events.is_stderr
         )  # then events have no second line for people
@@ -180,6 +196,10 @@ def launch(
     if report_file is not None and report_file.wanted:
         with suppress(OSError):
             _write_report(report_file, verb, stage, outcome, status, secrets)
+    if host.wrapped is not None and (outcome.code != "ok" or (ended is not None and ended.started.search)):
+        from runner.cli.shared.kept_advice import keep_end
+
+        keep_end(host.wrapped, stage, outcome)
     if (ended is None or ended.stderr_writable) and is_stderr_writable():
         with suppress(OSError):
             _print_outcome(stage, ended, outcome, secrets, host.told, advises=host.advises)

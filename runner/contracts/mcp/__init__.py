@@ -90,6 +90,11 @@ class McpConfigurations(HostConfigurations):
 
         return find_entry(wrapped, environ)
 
+    def gateway_remark(self, path: str) -> str:
+        from runner.contracts.mcp.wrap.gateway import entry_remark
+
+        return entry_remark(path)
+
     def program_faults(self, document: Document, server: str | None) -> tuple[Diagnostic, ...]:
         from runner.contracts.mcp.manifest import program_faults
 
@@ -177,6 +182,12 @@ class McpContract(Contract):
             "fetch the packages of npx and uvx servers, or oci://… packages, once, and start them from a"
             " store",
             "allow",
+        ),
+        ContractVerb(
+            "advice",
+            "runner.contracts.mcp.verb_advice",
+            "show what the runner told about the last starts of a host's servers, and what helps",
+            "look",
         ),
     )
 

@@ -463,6 +463,9 @@ def _tell_next(
     if wrapped:
         host = config.host.name if config.host is not None else "the host"
         say(f"Restart {host} to use it. Some hosts ask you to trust a changed entry again.", sys.stdout)
+        log = config.host.log if config.host is not None else ""
+        say(f"If a server fails, {log or 'the log of the host'} says why, and so does:", sys.stdout)
+        _put(f"  {printable(join(('runner', 'advice', file)))}")
 
 
 def _find(file: str | None, *, as_json: bool) -> int:

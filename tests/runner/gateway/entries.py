@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -53,10 +54,12 @@ def bare(folder: Path) -> str:
 
 @asynccontextmanager
 async def on_stdio(caller: Caller, config: Path, *options: str, **client: Any) -> AsyncIterator[Client]:
+    """`client`: arguments of the client, and errlog: a file for the gateway's stderr."""
+    errlog = client.pop("errlog", sys.stderr)
     command, *args = caller.command("gateway", "--config", config, "--list-wait", "100s", *options)
     parameters = StdioServerParameters(command=command, args=args, env=dict(caller.environ), cwd="/")
     with trio.fail_after(SECONDS):
-        async with Client(stdio_client(parameters), **client) as opened:
+        async with Client(stdio_client(parameters, errlog), **client) as opened:
             yield opened
 
 

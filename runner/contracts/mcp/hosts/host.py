@@ -31,6 +31,8 @@ class Host(NamedTuple):
     live: bool = False  # the host writes the file while it runs
     sandbox_switch: str = ""  # a key of an entry by which the host has a sandbox of its own
     keys: tuple[str, ...] = ()  # of an entry, that only concern the host
+    # Where it keeps what the server NAME writes to stderr, as people find it. Empty: that is not known.
+    log: str = ""
 
 
 class HostServer(NamedTuple):

@@ -21,6 +21,7 @@ CLAUDE_CODE = Host(
     rules="claude",
     live=True,
     keys=("headers", "headersHelper", "oauth", "timeout"),
+    log="~/.cache/claude-cli-nodejs/*/mcp-logs-NAME",
 )
 
 VSCODE = Host(
@@ -38,6 +39,7 @@ VSCODE = Host(
     rules="vscode",
     sandbox_switch="sandboxEnabled",
     keys=("envFile", "dev", "sandboxEnabled", "sandbox", "headers", "gallery", "version", "oauth"),
+    log="the Output panel (MCP: NAME)",
 )
 
 ZED = Host(
@@ -48,6 +50,7 @@ ZED = Host(
     project_files=(".zed/settings.json",),
     shape="nested",
     keys=("timeout", "enabled", "remote", "source", "settings", "headers", "tools", "oauth"),
+    log="~/.local/share/zed/logs/Zed.log",
 )
 
 CODEX = Host(
@@ -61,6 +64,7 @@ CODEX = Host(
         *("enabled_tools", "disabled_tools", "bearer_token_env_var", "http_headers", "env_http_headers"),
         *("tools", "scopes", "oauth_resource", "default_tools_approval_mode", "supports_parallel_tool_calls"),
     ),
+    log="~/.codex/log",
 )
 
 GOOSE = Host(
@@ -73,6 +77,7 @@ GOOSE = Host(
         *("name", "cmd", "envs", "env_keys", "enabled", "bundled", "available_tools", "display_name"),
         *("timeout", "description", "config", "uri", "headers"),
     ),
+    log="~/.local/state/goose/logs",
 )
 
 OPENCODE = Host(
@@ -84,6 +89,7 @@ OPENCODE = Host(
     shape="argv",
     rules="opencode",
     keys=("environment", "enabled", "disabled", "timeout", "headers", "oauth"),
+    log="~/.local/share/opencode/log",
 )
 
 CONTINUE = Host(
@@ -95,6 +101,7 @@ CONTINUE = Host(
     named_list=True,
     rules="continue",
     keys=("name", "connectionTimeout", "requestOptions", "faviconUrl", "sourceFile", "serverName", "apiKey"),
+    log="~/.continue/logs",
 )
 
 AMP = Host(
@@ -117,7 +124,13 @@ VIBE = Host(
 )
 
 HOSTS: tuple[Host, ...] = (
-    Host("Claude Desktop", "json", _SERVERS, ("~/.config/Claude/claude_desktop_config.json",)),
+    Host(
+        "Claude Desktop",
+        "json",
+        _SERVERS,
+        ("~/.config/Claude/claude_desktop_config.json",),
+        log="~/.config/Claude/logs/mcp-server-NAME.log",
+    ),
     CLAUDE_CODE,
     Host(
         "Cursor",
@@ -128,6 +141,7 @@ HOSTS: tuple[Host, ...] = (
         rules="cursor",
         comments=True,
         keys=("envFile", "headers", "auth", "disabled"),
+        log="the Output panel (MCP Logs)",
     ),
     VSCODE,
     Host(
@@ -137,6 +151,7 @@ HOSTS: tuple[Host, ...] = (
         ("$COPILOT_HOME/mcp-config.json", "~/.copilot/mcp-config.json"),
         rules="claude",
         keys=("headers", "tools", "timeout"),
+        log="~/.copilot/logs",
     ),
     Host(
         "Windsurf",
@@ -157,6 +172,7 @@ HOSTS: tuple[Host, ...] = (
             "~/.cline/data/settings/cline_mcp_settings.json",
         ),
         keys=_CLINE_KEYS,
+        log="the Output panel (Cline)",
     ),
     Host(
         "Roo Code",
@@ -176,6 +192,7 @@ HOSTS: tuple[Host, ...] = (
         (".continue/mcpServers/*.json",),
         rules="continue",
         keys=CONTINUE.keys,
+        log=CONTINUE.log,
     ),
     Host(
         "Gemini CLI",
@@ -189,6 +206,7 @@ HOSTS: tuple[Host, ...] = (
             *("timeout", "trust", "includeTools", "excludeTools", "httpUrl", "headers", "description"),
             *("tcp", "oauth", "authProviderType", "targetAudience", "targetServiceAccount", "extensionName"),
         ),
+        log="the debug console (gemini --debug)",
     ),
     CODEX,
     GOOSE,
@@ -214,6 +232,7 @@ HOSTS: tuple[Host, ...] = (
         ),
         (".amazonq/mcp.json", ".amazonq/default.json", ".amazonq/cli-agents/*.json"),
         keys=("timeout", "disabled", "headers", "oauthScopes"),
+        log="$XDG_RUNTIME_DIR/qlog, or $TMPDIR/qlog",
     ),
     Host(
         "Kiro",
@@ -222,6 +241,7 @@ HOSTS: tuple[Host, ...] = (
         ("~/.kiro/settings/mcp.json",),
         (".kiro/settings/mcp.json",),
         keys=("disabled", "autoApprove", "disabledTools", "timeout", "headers"),
+        log="the Output panel (Kiro - MCP Logs)",
     ),
     Host(
         "Factory",

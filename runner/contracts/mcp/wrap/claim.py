@@ -17,13 +17,21 @@ from runner.contracts.mcp.hosts.expand import expand_home, with_folders
 from runner.contracts.mcp.hosts.find import MOST_BYTES, known_files
 from runner.contracts.mcp.hosts.host import HostServer
 from runner.contracts.mcp.hosts.site import directory_of, site_of
-from runner.contracts.mcp.hosts.wrapping import options_fault, plugin_env, run_name
+from runner.contracts.mcp.hosts.wrapping import (
+    acting_names,
+    acts_at_start,
+    env_names,
+    options_fault,
+    plugin_env,
+    run_name,
+)
 from runner.contracts.mcp.wrap.configuration import Configuration, configuration, table_names, value_at
 from runner.plugin import PLUGIN_PREFIX
 from sandbox import look
 from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.document.read import read_bounded
 from sandbox.policy.policy import steers
+from sandbox.spec import is_variable_name
 
 # Placeholders of any host. Their values are not known here.
 _FILLED = re.compile(r"\$\{\{[^}]*+\}\}|\$\{[^}]*+\}|\{[A-Za-z]++:[^}]*+\}|\$[A-Za-z0-9_]++|^~")
@@ -63,7 +71,8 @@ def _entry_found(
     is_own = config.place is not None and config.place.own
     if not is_own and any(word.startswith("--env") for word in wrapped.options):
         is_own = _is_linked_to(wrapped.manifest, home)
-    names = table_names(config, server) if wrapped.outdated else ()
+    written = table_names(config, server)
+    names = written if wrapped.outdated else ()
     site = site_of(config.path, server, config.host, home)
     rules = "" if config.host is None else config.host.rules
     pairs = list(zip(server.argv[-len(wrapped.argv) :], wrapped.argv, strict=True))
@@ -78,7 +87,15 @@ def _entry_found(
         ),
         directory=directory_of(server, site, rules, home),
         program=_foreign_program(wrapped, environ),
+        dropped=() if wrapped.outdated else _dropped(server, written, wrapped.options),
     )
+
+
+def _dropped(server: HostServer, written: tuple[str, ...], options: tuple[str, ...]) -> tuple[str, ...]:
+    """See EntryFound.dropped. Only what `runner wrap` can mend."""
+    passed = env_names(options)
+    added = (each for each in server.passed if each not in passed and not acts_at_start(each))
+    return tuple(filter(is_variable_name, (*acting_names(server, written), *added)))
 
 
 def _foreign_program(wrapped: WrappedEntry, environ: Mapping[str, str]) -> str:

@@ -17,24 +17,31 @@ from runner.contracts.mcp.hosts.expand import references
 from runner.contracts.mcp.hosts.find import GATEWAY_FOLDER, MOST_BYTES, gateway_file, known_files
 from runner.contracts.mcp.hosts.host import HostServer
 from runner.contracts.mcp.hosts.site import directory_of, site_of
-from runner.contracts.mcp.hosts.wrapping import split_wrapped
+from runner.contracts.mcp.hosts.wrapping import acts_on_runner, split_wrapped
 from runner.contracts.mcp.wrap.changes import apply_steps
-from runner.contracts.mcp.wrap.config_file import FileRefused, backups_folder
-from runner.contracts.mcp.wrap.configuration import Configuration, read_configuration, value_at
+from runner.contracts.mcp.wrap.config_file import FileRefused, backups_folder, open_config
+from runner.contracts.mcp.wrap.configuration import (
+    Configuration,
+    read_configuration,
+    table_names,
+    value_at,
+)
 from runner.contracts.mcp.wrap.steps import Step, undo_step, wrap_step
 from sandbox.cache import fingerprint
-from sandbox.document.diagnostic import DocumentError, quoted
+from sandbox.document.diagnostic import DocumentError, cut, quoted
 from sandbox.document.edit.change import SwapEntries
 from sandbox.document.edit.edit import edit_text, read_spans
 from sandbox.document.edit.span import EditRefused
 from sandbox.document.read import read_bounded
 from sandbox.files import replace_file
 from sandbox.policy.load import trust_fault
+from sandbox.spec import is_variable_name
 from sandbox.speed.value import NamedTuple
 
 NAME = "runner-gateway"
 _UNDO_ENDING = ".undo"
 _MOST_NAMES = 100
+_MOST_TOLD = 10  # variables
 _LATER = "is not among the gateway's: to move it too, run the command with --undo, and then again"
 # Keys of an entry that say what kind of server it is. Some hosts start nothing without them.
 _KIND_KEYS = ("type", "source")
@@ -86,6 +93,35 @@ def find_gateway(config: Configuration) -> tuple[HostServer, str] | None:
             if ours := [each for each in files if os.path.dirname(each) == folder]:
                 return server, ours[0]
     return None
+
+
+def entry_remark(path: str) -> str:
+    """See Contract.gateway_remark: variables that were added to the gateway's entry reach no server. '' also
+    if that cannot be read."""
+    undo = _read_undo(path)
+    if undo is None:
+        return ""
+    try:
+        with open_config(undo.file) as file:
+            config = read_configuration(file.path, file.read()[0], file.given)
+        stored = read_bounded(path, limit=MOST_BYTES).decode("utf-8", "replace")
+    except (FileRefused, DocumentError):
+        return ""
+    found = find_gateway(config)
+    if found is None or found[1] != path:
+        return ""
+    # Those that act on the gateway itself may be meant, and the entries may name others: ${env:NAME}.
+    names = [each for each in table_names(config, found[0]) if is_variable_name(each)]
+    names = [each for each in names if not acts_on_runner(each) and each not in stored]
+    if not names:
+        return ""
+    told = f"the entry {quoted(found[0].name)} of {undo.file} sets {_some(names)}, which no server gets"
+    return f"{told}; move it to the env of the server in {path}"
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_TOLD} more" if len(names) > _MOST_TOLD else ""
+    return ", ".join(cut(name, 60) for name in names[:_MOST_TOLD]) + more
 
 
 def plan_gateway(

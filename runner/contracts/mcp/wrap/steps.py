@@ -21,6 +21,7 @@ from runner.contracts.mcp.hosts.wrapping import (
     own_options,
     plugin_env_file,
     record_of,
+    run_name,
     split_wrapped,
 )
 from runner.contracts.mcp.installed import is_stored
@@ -73,12 +74,18 @@ def chosen(config: Configuration, names: Sequence[str]) -> tuple[HostServer, ...
         return config.servers
     found: dict[HostServer, None] = {}
     for name in names:
-        matching = [each for each in config.servers if name in (each.name, each.label)]
+        matching = [each for each in config.servers if name in _called(each)]
         if not matching:
             known = ", ".join(quoted(each.label) for each in config.servers[:20]) or "none"
             raise ValueError(f"--server {printable(name)}: there is no such server; there are {known}")
         found.update(dict.fromkeys(matching))
     return tuple(found)
+
+
+def _called(server: HostServer) -> tuple[str, ...]:
+    """What --server may call it: also the name that its wrapped entry has for the runner."""
+    run = run_name(server.name)
+    return server.name, server.label, run, f"{server.scope}:{run}" if server.scope else run
 
 
 def wrap_step(config: Configuration, server: HostServer, program: str) -> Step:

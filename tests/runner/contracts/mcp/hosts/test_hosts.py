@@ -484,6 +484,8 @@ def test_the_documentation_has_every_host_and_every_file_of_a_project() -> None:
         assert f"\n| {host.name} |" in text
         for file in (*host.files[:1], *host.project_files, *host.system_files):
             assert f"`{file}`" in text, file
+        place = host.log if host.log.startswith("the ") else f"`{host.log}`"
+        assert not host.log or f"\n| {host.name} | {place} |\n" in text
     assert (
         f"Configurations of {len({host.name for host in HOSTS})} MCP hosts"
         in (ROOT / "CHANGELOG.md").read_text()

@@ -108,6 +108,26 @@ def test_ten_entries_become_one_and_come_back(home: CursorHome) -> None:
     assert "nothing to change" in home.undo().stdout
 
 
+def test_a_variable_that_is_added_to_the_gateways_entry_is_told(home: CursorHome) -> None:
+    home.file.write_text('{"mcpServers": {"files": {"command": "/bin/cat"}}}')
+    assert home.wrap().returncode == 0
+    servers = home.servers()
+    servers["runner-gateway"]["env"] = {"API_KEY": SECRET, "PATH": "/usr/bin"}
+    home.file.write_text(json.dumps({"mcpServers": servers}))
+
+    def told() -> str:
+        done = home.caller("gateway", "--config", home.stored)
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    sets = f"the entry 'runner-gateway' of {home.file} sets API_KEY, which no server gets"
+    assert told() == f"runner gateway: {sets}; move it to the env of the server in {home.stored}\n"
+    moved = json.loads(home.stored.read_text())
+    moved["mcpServers"]["files"]["env"] = {"API_KEY": SECRET}
+    home.stored.write_text(json.dumps(moved))
+    assert told() == ""
+
+
 def test_a_file_that_was_partly_wrapped_before(home: CursorHome) -> None:
     home.write(
         json.dumps({"mcpServers": {"a": {"command": "/bin/a", "env": {"T": "1"}}, "b": {"command": "/b"}}})
