@@ -364,6 +364,8 @@ def _install_all(
                 raise
             progress.end()
             say(f"  installed {_versions(fetched.installed)}", sys.stdout)
+            if fetched.note:
+                say(f"  {fetched.note}", sys.stdout)
             if each.request.unpinned:
                 names = ", ".join(map(printable, each.request.unpinned))
                 say(f"  {names}: not pinned; it stays as it is until runner install --update", sys.stdout)
@@ -601,6 +603,8 @@ def _update(named: Mapping[Store, Sequence[Installed]], args: argparse.Namespace
                         say(f"{label}:", sys.stdout)
                         for line in _differences(store, each, fetched.lock.packages):
                             say(f"  {line}", sys.stdout)
+                        if fetched.note:
+                            say(f"  {fetched.note}", sys.stdout)
                         if not args.yes and (refusal := _confirm("Update?")) is not None:
                             status = refusal
                             continue

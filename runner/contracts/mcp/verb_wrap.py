@@ -317,7 +317,10 @@ def _offer_install(args: argparse.Namespace, steps: tuple[Step, ...]) -> int | N
     wanted = [
         verb_install.Wanted(step.server.label, step.fetches) for step in steps if step.fetches is not None
     ]
-    if not wanted or args.dry_run or (args.yes and not args.install):
+    if not wanted or args.dry_run:
+        return EXIT["ok"]
+    if args.yes and not args.install:
+        say("Packages that are not installed are not fetched: add --install to do that first.", sys.stdout)
         return EXIT["ok"]
     return verb_install.offer(wanted, yes=args.yes, required=args.install)
 

@@ -99,8 +99,7 @@ def wrap_step(config: Configuration, server: HostServer, program: str, *, as_fet
     if reason:
         return Step(server, "leave", reason)
     if fetches is not None and not as_fetched:
-        told = f"needs {fetches}, which is not installed; with --install it is fetched first"
-        return Step(server, "leave", told, fetches=fetches)
+        return Step(server, "leave", f"needs {fetches}, which is not installed", fetches=fetches)
     return Step(server, "wrap", notes=_notes(config, server), fetches=fetches)
 
 

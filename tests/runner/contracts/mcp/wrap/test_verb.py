@@ -196,9 +196,8 @@ def test_find_and_a_dry_run_say_what_wrap_will_fetch(runner_as_user: Caller, wri
     # Without --install nothing is fetched, and nothing that is not stored is wrapped.
     before = written.read_bytes()
     done = runner_as_user("wrap", written, "--yes")
-    assert (
-        "git: stays as it is: it needs mcp-server-git, which is not installed; with --install" in done.stdout
-    )
+    assert "git: stays as it is: it needs mcp-server-git, which is not installed\n" in done.stdout
+    assert "add --install" in done.stdout
     assert written.read_bytes() == before
     store = runner_as_user.home / ".local/share/runner/store"
     store.mkdir(parents=True)
