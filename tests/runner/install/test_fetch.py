@@ -10,6 +10,8 @@ import pytest
 from runner.install.fetch import _needs_newer, _outside_system, _python_of_uv, _read_json, _Runtime
 from runner.install.store import BadContent
 
+OTHER_PYTHON = "ERROR: Ignored the following versions that require a different python version:"
+
 
 @pytest.mark.parametrize(
     ("lines", "newer"),
@@ -17,14 +19,13 @@ from runner.install.store import BadContent
         (["ERROR: Package 'x' requires a different Python: 3.11.2 not in '>=3.12,<4'"], "3.12"),
         (
             [
-                "ERROR: Ignored the following versions that require a different python version: 0.1 Requires-"
-                + "Python <3.9,>=3.8; 1.0 Requires-Python >=3.12; 2.0 Requires-Python >3.13",
+                f"{OTHER_PYTHON} 0.1 Requires-Python <3.9,>=3.8; 1.0 Requires-Python >=3.12; 2.0 >3.13",
                 "ERROR: No matching distribution found for x",
             ],
             "3.12",
         ),
         # An older one was left behind, and the newest has no wheel.
-        (["ERROR: Ignored the following versions that require a different python version: 1 >=3.6,<3.9"], ""),
+        ([f"{OTHER_PYTHON} 1.0 Requires-Python >=3.6,<3.9"], ""),
         (["ERROR: No matching distribution found for x>=3.99"], ""),
     ],
 )
