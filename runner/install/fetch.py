@@ -172,10 +172,11 @@ def _fetch_npm(request: Request, cage: _Cage, new: str, scripts: bool) -> Fetche
     node = _node(cage.environ)
     npm: tuple[str, ...] = ("npm",)
     line = 'cd tree && exec "$@"'
-    if shown := _outside_system(node.path):
+    prefix = os.path.dirname(os.path.dirname(node.path))
+    own_npm = f"{prefix}/lib/node_modules/npm/bin/npm-cli.js"
+    if (shown := _outside_system(node.path)) and os.path.isfile(own_npm):
         cage = cage._replace(shown=shown)
-        prefix = os.path.dirname(os.path.dirname(node.path))
-        npm = (node.path, f"{prefix}/lib/node_modules/npm/bin/npm-cli.js")
+        npm = (node.path, own_npm)
         line = f"PATH={shlex.quote(prefix + '/bin')}:$PATH; {line}"
     told = cage.run("npm", line, (*npm, *_NPM, *cache, "--", *request.packages))
     # It names the set, so it is read before a script can write another one's into it.
