@@ -18,6 +18,7 @@ import pytest
 
 import runner
 from runner.build import build_version
+from runner.cli import all_verbs
 from runner.contracts.registry import contract_names, example_folder
 from scripts.releasing import distributions as distributions_of_release
 from scripts.releasing.distributions import NotReleasable, build_twice
@@ -50,6 +51,7 @@ def test_builds_that_differ_are_noticed(monkeypatch: pytest.MonkeyPatch, tmp_pat
             packed.add(sources / "LICENSE", "x/LICENSE")
 
     monkeypatch.setattr(distributions_of_release, "build", build)
+    monkeypatch.setattr(distributions_of_release, "write_man_pages", lambda *_: None)
     with pytest.raises(NotReleasable, match="differs between two builds"):
         build_twice(tmp_path, 0)
 
@@ -80,6 +82,8 @@ def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
         for end in ("md", "svg", "png")
         for path in (ROOT / "docs").glob(f"*.{end}")
     }
+    manual = f"plugin_runner-{runner.__version__}.data/data/share/man/man1"
+    wanted |= {f"{manual}/{name}.1" for name in ("runner", *(f"runner-{verb}" for verb in all_verbs()))}
     packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert packed == wanted
 

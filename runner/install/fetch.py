@@ -15,6 +15,7 @@ import os
 import platform
 import re
 import secrets
+import shlex
 import shutil
 import subprocess
 import sys
@@ -40,6 +41,7 @@ from runner.install.store import (
 from runner.protocol import wire
 from sandbox import process
 from sandbox.document.diagnostic import cut, printable
+from sandbox.paths.installation import home_of, parts_of
 from sandbox.speed.value import NamedTuple
 
 _LONGEST_SAID = 64 << 10
@@ -47,14 +49,26 @@ _LONGEST_LIST = 64 << 20
 _LINES_SHOWN = 12
 _LONGEST_LINE = 500  # characters of a line that is shown
 _LONGEST_NAME = 200  # bytes, of a command
+_LONGEST_RANGE = 100  # characters of what a package says about versions
+# Warnings, and the name of a file that is gone when a person reads it.
+_NOISE = re.compile(r"npm (warn|notice)|.*A complete log of this run", re.IGNORECASE)
+_OTHER_PYTHON = re.compile("require a different python version|requires a different Python")
+_LEAST_PYTHON = re.compile(r">=?\s*3\.([0-9]{1,3})")
 _TICK_SECONDS = 0.25
 _NAME = "runner-install"
 # Files for the client come on stdin: they may have tokens, which must not be arguments or stay on a disk.
 _UNPACK = 'tar -xf - -C "$HOME" && cd "$1" && shift && mkdir -p tree report && '
 _NPM = (
-    *("npm", "install", "--ignore-scripts", "--omit=dev", "--no-audit", "--no-fund", "--no-progress"),
-    # By default npm asks three times, and waits 10 s before the second: a 502 would take minutes.
-    *("--loglevel=error", "--fetch-retries=1", "--fetch-retry-mintimeout=1000", "--fetch-timeout=60000"),
+    *("install", "--ignore-scripts", "--omit=dev", "--no-audit", "--no-fund", "--no-progress"),
+    # By default npm asks three times, and waits 10 s before the second: a 502 would take minutes. A warning
+    # says which package is for another node.
+    *(
+        "--loglevel=warn",
+        "--no-update-notifier",
+        "--fetch-retries=1",
+        "--fetch-retry-mintimeout=1000",
+        "--fetch-timeout=60000",
+    ),
     "--install-links=false",
 )
 _PIP = (
@@ -83,6 +97,7 @@ class FetchedSet(NamedTuple):
     installed: Installed
     lock: Lock
     folder: str  # has the checked files; `Store.add` takes it
+    note: str = ""  # why it may not start on this machine
 
 
 Tick = Callable[[], None]  # called while a client works
@@ -92,7 +107,7 @@ def registries_of(request: Request, environ: Mapping[str, str]) -> Registries:
     """Where a request's packages would come from. Raises RegistryFault and InstallFailed."""
     if request.registry == "npm":
         return npm_registries(environ)
-    return pip_registries(_python(request), environ)
+    return pip_registries(_python(request, environ).path, environ)
 
 
 @contextmanager
@@ -154,14 +169,21 @@ def _temporary_folder(environ: Mapping[str, str]) -> str:
 
 def _fetch_npm(request: Request, cage: _Cage, new: str, scripts: bool) -> FetchedSet:
     cache = ("--cache", "${state_dir}/cache")
-    cage.run('cd tree && exec "$@"', (*_NPM, *cache, "--", *request.packages))
+    node = _node(cage.environ)
+    npm: tuple[str, ...] = ("npm",)
+    line = 'cd tree && exec "$@"'
+    prefix = os.path.dirname(os.path.dirname(node.path))
+    own_npm = f"{prefix}/lib/node_modules/npm/bin/npm-cli.js"
+    if (shown := _outside_system(node.path)) and os.path.isfile(own_npm):
+        cage = cage._replace(shown=shown)
+        npm = (node.path, own_npm)
+        line = f"PATH={shlex.quote(prefix + '/bin')}:$PATH; {line}"
+    told = cage.run("npm", line, (*npm, *_NPM, *cache, "--", *request.packages))
     # It names the set, so it is read before a script can write another one's into it.
     lock = _read_json(os.path.join(cage.state, "tree/package-lock.json")).get("packages")
     if scripts:
         cage = cage.without_tokens()
-        cage.run(
-            'cd tree && exec "$@"', ("npm", "rebuild", "--loglevel=error", "--foreground-scripts", *cache)
-        )
+        cage.run("npm", line, (*npm, "rebuild", "--loglevel=error", "--foreground-scripts", *cache))
     tree = os.path.join(new, "tree")
     copy_tree(os.path.join(cage.state, "tree"), tree)
     for name in _LOCK_FILES:  # they have the address of each archive, and that may have a password
@@ -189,7 +211,31 @@ def _fetch_npm(request: Request, cage: _Cage, new: str, scripts: bool) -> Fetche
             raise InstallFailed(f"npm installed no package {printable(name)}")
         versions.append((name, str(about.get("version", ""))))
     program = _npm_program(tree, names, request.program)
-    return FetchedSet(Installed(request, found.name, program, tuple(versions)), found, new)
+    installed = Installed(request, found.name, program, tuple(versions))
+    return FetchedSet(installed, found, new, _other_node(told, lock, versions, node))
+
+
+def _other_node(
+    told: str, lock: Mapping[str, Any], versions: Sequence[tuple[str, str]], node: _Runtime
+) -> str:
+    """What npm says of packages that were asked for and want another node, or ''."""
+    for name, version in versions:
+        if f"EBADENGINE   package: '{name}@{version}'" in told:
+            engines = lock[f"node_modules/{name}"].get("engines")
+            wanted = engines.get("node", "another one") if isinstance(engines, dict) else "another one"
+            wanted = cut(printable(str(wanted)), _LONGEST_RANGE)
+            return (
+                f"WARNING: {name} {version} is for node {wanted}, and this is node {node.version}"
+                f" ({node.path}): it may not start; put a newer node first on the PATH of its host (from your"
+                " distribution, or nvm install --lts)"
+            )
+    return ""
+
+
+def _node(environ: Mapping[str, str]) -> _Runtime:
+    """The person's own node, behind the shims of a version manager. Raises InstallFailed."""
+    asked = "console.log(process.execPath); console.log(process.versions.node)"
+    return _ask_runtime(("node", "-e", asked), environ)
 
 
 def _hide_in(path: str, registries: Registries) -> None:
@@ -260,26 +306,75 @@ def _npm_words(tree: str, folder: str, path: str) -> tuple[str, ...]:
 # --- Python -------------------------------------------------------------------------------------------------
 
 
-def _python(request: Request) -> str:
+def _python(request: Request, environ: Mapping[str, str]) -> _Runtime:
     """The interpreter that the request's packages are for. Raises InstallFailed."""
+    name = f"python{request.python}"
     if not request.python:
-        return os.path.realpath(shutil.which("python3", path="/usr/bin:/usr/local/bin") or sys.executable)
-    found = shutil.which(f"python{request.python}")
-    if found is None:
-        raise InstallFailed(
-            f"it asks for Python {request.python}, and there is no python{request.python} on PATH"
-        )
-    return os.path.realpath(found)
+        found = shutil.which("python3", path="/usr/bin:/usr/local/bin") or sys.executable
+    else:
+        found = shutil.which(name, path=environ.get("PATH")) or _python_of_uv(request.python, environ)
+    if not found:
+        told = f"it asks for Python {request.python}, and there is no {name} on PATH, nor among those of uv"
+        raise InstallFailed(f"{told}; {_get_python(request.python)} adds one")
+    asked = "import sys; print(getattr(sys, '_base_executable', sys.executable))"
+    asked += "; print('%d.%d' % sys.version_info[:2])"
+    return _ask_runtime((found, "-IS", "-c", asked), environ)
+
+
+def _python_of_uv(version: str, environ: Mapping[str, str]) -> str:
+    """One of the Pythons that uv has fetched: it puts not all of them on PATH. Empty: there is none."""
+    data = environ.get("XDG_DATA_HOME") or os.path.join(environ.get("HOME") or "/", ".local/share")
+    place = environ.get("UV_PYTHON_INSTALL_DIR") or os.path.join(data, "uv/python")
+    newest = re.compile(rf"cpython-{re.escape(version)}\.([0-9]+)-.*")
+    try:
+        found = [(int(each[1]), each[0]) for each in map(newest.fullmatch, os.listdir(place)) if each]
+    except OSError:
+        return ""
+    return (
+        shutil.which(f"python{version}", path=os.path.join(place, max(found)[1], "bin")) or ""
+        if found
+        else ""
+    )
+
+
+def _get_python(version: str) -> str:
+    """The command that adds a Python. No cage is shown root's home."""
+    place = "UV_PYTHON_INSTALL_DIR=/opt/uv/python UV_PYTHON_BIN_DIR=/usr/local/bin "
+    return f"{place if os.geteuid() == 0 else ''}uv python install {version}"
+
+
+def _needs_newer(lines: Sequence[str], python: _Runtime) -> str:
+    """The Python that pip's messages ask for, if it is newer than this one: '3.12', or ''."""
+    ours = int(python.version.rpartition(".")[2])
+    wanted = {
+        int(each) for line in lines if _OTHER_PYTHON.search(line) for each in _LEAST_PYTHON.findall(line)
+    }
+    return f"3.{min(newer)}" if (newer := [each for each in wanted if each > ours]) else ""
 
 
 def _fetch_wheels(request: Request, cage: _Cage, new: str, scripts: bool) -> FetchedSet:
     """`scripts` changes nothing: wheels have none."""
-    python = _python(request)
+    found = _python(request, cage.environ)
+    python, version = found
+    cage = cage._replace(shown=_outside_system(python))
     words = (python, "-I", "-m", "pip", *_PIP, "--", *request.packages)
     compiles = f"{python} -I -m compileall -q --invalidation-mode unchecked-hash tree >/dev/null"
-    cage.run(f'PIP_CONFIG_FILE="$HOME/pip.conf" TMPDIR="$PWD" "$@" || exit; {compiles}; exit 0', words)
+    try:
+        cage.run(
+            "pip", f'PIP_CONFIG_FILE="$HOME/pip.conf" TMPDIR="$PWD" "$@" || exit; {compiles}; exit 0', words
+        )
+    except ClientFailed as failed:
+        if newer := _needs_newer(failed.lines, found):
+            raise InstallFailed(
+                f"it needs Python {newer} or later, and this is Python {version} ({python}): write --python"
+                f" {newer} into the entry, in front of the package; {_get_python(newer)} adds that Python"
+            ) from None
+        if any("No matching distribution" in each for each in failed.lines):
+            raise InstallFailed(
+                f"{failed}\nonly wheels are installed: building a package would run its code"
+            ) from None
+        raise
     locked = _wheels_in(_read_json(os.path.join(cage.state, _REPORT, "report.json")))
-    version = _version_of(python)
     tree = os.path.join(new, "tree")
     packages = os.path.join(tree, f"lib/python{version}/site-packages")
     copy_tree(os.path.join(cage.state, "tree"), packages)
@@ -302,14 +397,6 @@ def _fetch_wheels(request: Request, cage: _Cage, new: str, scripts: bool) -> Fet
     versions = tuple((name, made.get(name, "")) for name in names)
     lock = Lock("pypi", f"python{version} {platform.machine()} {python}", tuple(sorted(locked)))
     return FetchedSet(Installed(request, lock.name, program, versions), lock, new)
-
-
-def _version_of(python: str) -> str:
-    asked = [python, "-IS", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
-    try:
-        return subprocess.check_output(asked, text=True, timeout=60).strip()
-    except subprocess.SubprocessError as error:
-        raise InstallFailed(f"{python} does not say its version: {error}") from None
 
 
 def _wheels_in(report: Mapping[str, Any]) -> list[Locked]:
@@ -389,6 +476,44 @@ def _plain(name: str) -> str:
 # --- the cage -----------------------------------------------------------------------------------------------
 
 
+class ClientFailed(InstallFailed):
+    """npm or pip ended with an error. `lines`: what it said last."""
+
+    def __init__(self, name: str, lines: Sequence[str]) -> None:
+        super().__init__("\n".join((f"{name} could not fetch it", *lines[-_LINES_SHOWN:])))
+        self.lines = lines
+
+
+class _Runtime(NamedTuple):
+    """A node or Python of this machine."""
+
+    path: str
+    version: str
+
+
+def _ask_runtime(argv: Sequence[str], environ: Mapping[str, str]) -> _Runtime:
+    """What an interpreter prints: its own path, which is not the one of a shim, and its version. It is asked
+    in a folder that no project can be in. Raises InstallFailed."""
+    try:
+        said = subprocess.check_output(
+            argv, cwd="/", env=dict(environ), text=True, timeout=60, stdin=subprocess.DEVNULL
+        )
+        path, version = said.split("\n")[:2]
+    except FileNotFoundError:
+        raise InstallFailed(f"{argv[0]} is not installed") from None
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise InstallFailed(f"{argv[0]} does not say its version: {printable(str(error))[:300]}") from None
+    return _Runtime(os.path.realpath(path), version)
+
+
+def _outside_system(program: str) -> tuple[str, ...]:
+    """The folders of an interpreter's installation, such as nvm's, that a cage is not shown unasked."""
+    prefix = home_of(program)
+    if prefix is None or prefix.startswith("/usr/"):
+        return ()
+    return tuple(each for part in parts_of(prefix) if os.path.isdir(each := os.path.join(prefix, part)))
+
+
 class _Cage(NamedTuple):
     """The cage that a client fetches in."""
 
@@ -397,17 +522,20 @@ class _Cage(NamedTuple):
     environ: Mapping[str, str]
     limits: FetchLimits
     tick: Tick
+    shown: tuple[str, ...] = ()  # folders that the client reads
 
     def without_tokens(self) -> _Cage:
         files = tuple(each for each in self.registries.files if each[0] not in (".npmrc", ".netrc"))
         return self._replace(registries=self.registries._replace(files=files))
 
-    def run(self, line: str, words: Sequence[str]) -> None:
-        """Run a line of sh, with `words` as its arguments. Raises InstallFailed."""
+    def run(self, client_name: str, line: str, words: Sequence[str]) -> str:
+        """Run a line of sh, with `words` as its arguments. Returns the end of what it printed. Raises
+        ClientFailed."""
         options = ["--name", _NAME, "--state-dir", self.state, "--deadline", self.limits.deadline]
         options += ["--limit", f"disk={self.limits.disk}"]
         options += [word for host in self.registries.hosts for word in ("--net", host)]
-        options += [word for folder in self.registries.folders for word in ("--read", folder)]
+        folders = (*self.registries.folders, *self.shown)
+        options += [word for folder in folders for word in ("--read", folder)]
         command = ["sh", "-c", _UNPACK + line, "sh", "${state_dir}", *words]
         argv = [sys.executable, "-P", "-m", "runner", "run", *options, "--", *command]
         process.load()
@@ -433,17 +561,16 @@ class _Cage(NamedTuple):
             size = said.seek(0, os.SEEK_END)
             said.seek(max(0, size - _LONGEST_SAID))
             text = self.registries.hidden.hide_in_tail(said.read(), cut=size > _LONGEST_SAID)
+        shown = text.decode(errors="replace")
         if client.returncode:
             # The hint names the option of `runner run`; ours has another name.
             lines = [
                 cut(printable(re.sub(r"--limit (disk|deadline)=…", r"--\1", each)), _LONGEST_LINE)
-                for each in text.decode(errors="replace").splitlines()
-                if each.strip() and "A complete log of this run" not in each  # it is gone by then
+                for each in shown.splitlines()
+                if each.strip() and not _NOISE.match(each)
             ]
-            if any("No matching distribution" in each for each in lines):
-                lines.append("only wheels are installed: building a package would run its code")
-            name = "npm" if words[0] == "npm" else "pip"
-            raise InstallFailed("\n".join((f"{name} could not fetch it", *lines[-_LINES_SHOWN:])))
+            raise ClientFailed(client_name, lines)
+        return shown
 
 
 def _wait(client: subprocess.Popen[bytes], tick: Tick) -> None:

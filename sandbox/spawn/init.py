@@ -264,7 +264,9 @@ def _init_stages(
 
     def reset_signals() -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        os.umask(order.umask)
+        # The caller's own, so that others can read what they could without the cage. A mask of 0, which some
+        # daemons have, would let everybody write it.
+        os.umask(os.umask(0o077) | 0o002)
         # "Ignored" survives exec: Python ignores SIGPIPE and SIGXFSZ, and a caller may ignore anything.
         for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
             signal.signal(number, signal.SIG_DFL)

@@ -169,7 +169,6 @@ class SpawnOrder(NamedTuple):
     keyring: bool
     ending: int = -1  # descriptor for the Ending that the cell's init writes
     hold: tuple[int, ...] = ()  # fds the cell's init holds open as long as any process lives
-    umask: int = 0o077
     cgroups: CgroupHandles = CgroupHandles()  # the program joins, the cell's init does not
     membership: tuple[bytes, ...] = ()  # lines that /proc/self/cgroup must then contain
     until: float | None = None  # on the monotonic clock: how long `spawn` waits for processes that it started

@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 from scripts.container.image import copied, read_dockerfile
 from scripts.releasing.lock import ROOT
+from scripts.releasing.manual import write_man_pages
 
 _BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[2])(sys.argv[1])"
 
@@ -79,15 +80,21 @@ def _settle(path: Path, epoch: int) -> None:
 
 
 def build_twice(out: Path, epoch: int, root: Path = ROOT) -> list[Path]:
-    """Build wheel and sdist in two folders, and the wheel of the sdist. Returns the first two files if all
-    are the same, bit for bit."""
+    """Build wheel and sdist, with man pages, in two folders, and the wheel of the sdist. Returns the first
+    two files if all are the same, bit for bit."""
     with TemporaryDirectory() as folder:
         first, second, third = (
             Path(folder, name) for name in ("one", "a second, of another length", "three")
         )
-        build(copy_sources(first / "in", root), out, epoch)
+        pages = copy_sources(first / "in", root) / "man"
+        pages.mkdir()
+        write_man_pages(pages, epoch)
+        for page in (pages, *pages.iterdir()):
+            page.chmod(0o755 if page == pages else 0o644)
+        build(pages.parent, out, epoch)
         # Other times and another order of the folders' entries.
         shuffled = copy_sources(second / "in", root)
+        shutil.copytree(pages, shuffled / "man")
         for path in sorted(shuffled.rglob("*"), reverse=True):
             os.utime(path, (1_000_000_000, 1_000_000_000))
         build(shuffled, second / "out", epoch)

@@ -51,7 +51,7 @@ def find_stored(
     argv: Sequence[str], environ: Mapping[str, str], *, main_only: bool = False
 ) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     """The stored program in place of a launcher's command line, and the arguments that it gets; None if there
-    is none. Raises StoreRefused."""
+    is none. `main_only`: in the store that a start by a host looks into. Raises StoreRefused."""
     try:
         launch = launch_of(argv)
     except UnusableSpec:
@@ -63,14 +63,6 @@ def find_stored(
         if (found := store.find(launch.request)) is not None:
             return store.words(found), launch.args
     return None
-
-
-def is_stored(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
-    """Whether a host's entry has its program in the store that a start by its host looks into."""
-    try:
-        return find_stored(argv, environ, main_only=True) is not None
-    except StoreRefused:
-        return False
 
 
 def store_fault(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchFault | None:

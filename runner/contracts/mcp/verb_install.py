@@ -207,12 +207,12 @@ def _wanted(args: argparse.Namespace) -> list[Wanted]:
                 " uvx, uv tool run, uv run --with and pipx run are known"
             )
         return [Wanted("", launch.request)]
-    return wanted_of(args.file, args.server)
+    return _wanted_of(args.file, args.server)
 
 
-def wanted_of(file: str, names: Sequence[str], *, tells: bool = True) -> list[Wanted]:
-    """The servers of a configuration that a launcher starts. `tells`: say which cannot be installed, and
-    raise ValueError for one of `names`. Raises DocumentError."""
+def _wanted_of(file: str, names: Sequence[str]) -> list[Wanted]:
+    """The servers of a configuration that a launcher starts. Says which cannot be installed. Raises
+    ValueError for one of `names`, and DocumentError."""
     from runner.contracts.mcp.hosts.wrapping import split_wrapped
     from runner.contracts.mcp.launchers import launch_of, require_no_registry
     from runner.contracts.mcp.wrap.config_file import open_config
@@ -233,30 +233,17 @@ def wanted_of(file: str, names: Sequence[str], *, tells: bool = True) -> list[Wa
                 names_set = table_names(config, server)  # those of a wrapped entry begin otherwise
                 require_no_registry(name.removeprefix(PLUGIN_PREFIX) for name in names_set)
         except UnusableSpec as fault:
-            if names and tells:
+            if names:
                 raise ValueError(f"{server.label} {fault}") from None
-            if tells:
-                say(f"  {printable(server.label)}: is left out: it {printable(str(fault))}", sys.stdout)
+            say(f"  {printable(server.label)}: is left out: it {printable(str(fault))}", sys.stdout)
             continue
         if launch is not None:
             found.append(Wanted(server.label, launch.request))
-        elif names and tells:
+        elif names:
             raise ValueError(
                 f"{server.label} is started by no launcher that fetches packages: there is nothing to install"
             )
     return found
-
-
-def missing(file: str, names: Sequence[str]) -> list[Wanted]:
-    """The servers of a configuration whose packages are still to be fetched. Raises DocumentError."""
-    from runner.install.roots import main_store_root
-    from runner.install.store import Store, StoreRefused
-
-    store = Store(main_store_root(os.environ))
-    try:
-        return [each for each in wanted_of(file, names, tells=False) if store.find(each.request) is None]
-    except StoreRefused:  # the step of each server says so
-        return []
 
 
 def offer(wanted: Sequence[Wanted], *, yes: bool, required: bool) -> int | None:
@@ -377,6 +364,8 @@ def _install_all(
                 raise
             progress.end()
             say(f"  installed {_versions(fetched.installed)}", sys.stdout)
+            if fetched.note:
+                say(f"  {fetched.note}", sys.stdout)
             if each.request.unpinned:
                 names = ", ".join(map(printable, each.request.unpinned))
                 say(f"  {names}: not pinned; it stays as it is until runner install --update", sys.stdout)
@@ -614,6 +603,8 @@ def _update(named: Mapping[Store, Sequence[Installed]], args: argparse.Namespace
                         say(f"{label}:", sys.stdout)
                         for line in _differences(store, each, fetched.lock.packages):
                             say(f"  {line}", sys.stdout)
+                        if fetched.note:
+                            say(f"  {fetched.note}", sys.stdout)
                         if not args.yes and (refusal := _confirm("Update?")) is not None:
                             status = refusal
                             continue

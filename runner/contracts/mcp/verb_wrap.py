@@ -116,15 +116,17 @@ def _change(args: argparse.Namespace) -> int:
     program = runner_path()
     if not program and not args.undo:
         raise FileRefused("the program runner is neither on PATH nor beside this Python; install it first")
-    fetched = EXIT["ok"] if args.undo else _offer_install(args)
-    if fetched is None:
-        return _NOT_WRITTEN
 
-    def planned(raw: bytes) -> tuple[Configuration, Configuration, tuple[Step, ...]]:
+    def planned(
+        raw: bytes, *, as_fetched: bool = args.dry_run
+    ) -> tuple[Configuration, Configuration, tuple[Step, ...]]:
         """The configuration before and after, and what happens to each server."""
         before = read_configuration(file.path, raw, file.given)
         servers = chosen(before, args.server)
-        steps = [undo_step(each) if args.undo else wrap_step(before, each, program) for each in servers]
+        steps = [
+            undo_step(each) if args.undo else wrap_step(before, each, program, as_fetched=as_fetched)
+            for each in servers
+        ]
         content, done = apply_steps(before, steps, program)
         after = read_configuration(file.path, content, file.given)
         if not _is_as_wanted(before, after, done):
@@ -132,6 +134,9 @@ def _change(args: argparse.Namespace) -> int:
         return before, after, done
 
     with open_config(args.file) as file:
+        fetched = _offer_install(args, planned(file.read()[0], as_fetched=True)[2])
+        if fetched is None:
+            return _NOT_WRITTEN
         raw, status = file.read()
         before, after, steps = planned(raw)
         _tell(before, steps, bool(args.server))
@@ -173,13 +178,13 @@ def _move_to_gateway(args: argparse.Namespace) -> int:
     if not program:
         raise FileRefused("the program runner is neither on PATH nor beside this Python; install it first")
 
-    def planned(raw: bytes) -> tuple[Configuration, gateway.GatewayPlan]:
+    def planned(raw: bytes, *, as_fetched: bool = args.dry_run) -> tuple[Configuration, gateway.GatewayPlan]:
         config = read_configuration(file.path, raw, file.given)
-        return config, gateway.plan_gateway(config, chosen(config, args.server), program, file.given)
+        servers = chosen(config, args.server)
+        return config, gateway.plan_gateway(config, servers, program, file.given, as_fetched=as_fetched)
 
     with open_config(args.file) as file:
-        planned(file.read()[0])  # before anything is fetched
-        fetched = _offer_install(args)
+        fetched = _offer_install(args, planned(file.read()[0], as_fetched=True)[1].steps)
         if fetched is None:
             return _NOT_WRITTEN
         raw, status = file.read()
@@ -304,13 +309,18 @@ def _keep_approvals(file: str, moved_to: str, names: Sequence[str]) -> list[str]
     return [*kept]
 
 
-def _offer_install(args: argparse.Namespace) -> int | None:
+def _offer_install(args: argparse.Namespace, steps: tuple[Step, ...]) -> int | None:
     """Install what launchers of the configuration would fetch, if the person wants that. Returns the exit
     status, or None if the configuration shall stay as it is. What could not be fetched is not wrapped."""
     from runner.contracts.mcp import verb_install
 
-    wanted = verb_install.missing(args.file, args.server)
-    if not wanted or args.dry_run or (args.yes and not args.install):
+    wanted = [
+        verb_install.Wanted(step.server.label, step.fetches) for step in steps if step.fetches is not None
+    ]
+    if not wanted or args.dry_run:
+        return EXIT["ok"]
+    if args.yes and not args.install:
+        say("Packages that are not installed are not fetched: add --install to do that first.", sys.stdout)
         return EXIT["ok"]
     return verb_install.offer(wanted, yes=args.yes, required=args.install)
 
@@ -366,6 +376,8 @@ def _tell(
                 text = "gets its own command back"
             case _:
                 text = f"stays as it is: it {printable(step.reason)}"
+        if step.fetches is not None and step.does != "leave":
+            text += f"; {step.fetches} is fetched before that"
         missing = _words_of(config, step.server).missing() if step.does in ("wrap", "rewrap") else ()
         say("; ".join((f"  {name}: {text}", *step.notes, *missing)), sys.stdout)
 
@@ -472,6 +484,7 @@ def _find(file: str | None, *, as_json: bool) -> int:
     from runner.contracts.mcp.wrap.survey import survey
 
     found = survey(file)
+    todo = [server for each in found for server in each["servers"] if server["state"] == "not wrapped"]
     if as_json:
         import json
 
@@ -487,6 +500,11 @@ def _find(file: str | None, *, as_json: bool) -> int:
             _put("  it has no servers")
         for server in each["servers"]:
             say(f"  {printable(server['name'])}: {_state(server)}", sys.stdout)
+    if todo:
+        fetches = (
+            " Before that it fetches packages, if you say yes." if any(s["fetches"] for s in todo) else ""
+        )
+        say(f"runner wrap FILE wraps the servers of one, after a question.{fetches}", sys.stdout)
     return EXIT["ok"]
 
 
@@ -498,6 +516,8 @@ def _state(server: dict[str, Any]) -> str:
         looks = "wrapped" if text == "wrapped" else "not wrapped, although it looks so"
         text = f"{looks}, but not as runner wrap does it: {printable(server['reason'])}"
         text = text if looks == "wrapped" else f"{looks}: {printable(server['reason'])}"
+    if server["fetches"]:
+        text += f"; wrap fetches {printable(' '.join(server['fetches']))} first"
     if server["disabled"]:
         text += "; switched off"
     return text

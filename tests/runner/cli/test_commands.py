@@ -130,6 +130,16 @@ def test_run_has_the_exit_codes_and_the_report_of_exec(runner_as: Caller, plugin
     assert runner_as("run", "--deadline", "200ms", "--", "/bin/sleep", "60").returncode == 124
     assert runner_as("run", "--", "/nonexistent/program").returncode == 127
     assert runner_as("run", "--read", "/root", "--", "/bin/true").returncode == 126
+    # What it writes has the modes that it would have without a cage.
+    words = "umask 027; exec " + " ".join(f"'{word}'" for word in runner_as.command("run", "--", "sh", "-c"))
+    shell = subprocess.run(
+        ["/bin/sh", "-c", f"{words} umask"],
+        env=dict(runner_as.environ),
+        cwd="/",
+        capture_output=True,
+        text=True,
+    )
+    assert shell.stdout == "0027\n", shell.stderr
 
 
 def test_run_gives_what_its_options_say_and_nothing_else(

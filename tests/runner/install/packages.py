@@ -103,12 +103,20 @@ def link(name: str, to: str) -> tarfile.TarInfo:
 
 
 def publish_wheel(
-    registry: Path, name: str, version: str, files: Mapping[str, str], script: str, *, digest: str = ""
+    registry: Path,
+    name: str,
+    version: str,
+    files: Mapping[str, str],
+    script: str,
+    *,
+    digest: str = "",
+    metadata: str = "",
 ) -> None:
+    """`metadata`: more lines of METADATA."""
     info = f"{name.replace('-', '_')}-{version}.dist-info"
     content = {
         **files,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{metadata}",
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         f"{info}/entry_points.txt": f"[console_scripts]\n{script}\n",
     }

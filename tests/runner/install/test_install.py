@@ -317,6 +317,9 @@ def test_bad_packages_leave_nothing(
     publish_wheel(registry, "wrong-wheel", "1", {"x.py": ""}, "wrong-wheel = x:main", digest="0" * 64)
     publish_wheel(registry, "outside-wheel", "1", {"../../../out.py": ""}, "outside-wheel = x:main")
     publish_sdist(registry, "only-sdist", "1", "open('/tmp/ran', 'w')")
+    publish_wheel(
+        registry, "new-wheel", "1", {"x.py": ""}, "new-wheel = x:main", metadata="Requires-Python: >=3.99\n"
+    )
     publish_npm(registry, "scripts", GOOD, script)
     expected = {
         "npx bin-elsewhere": "outside of the package",
@@ -330,6 +333,7 @@ def test_bad_packages_leave_nothing(
         "uvx wrong-wheel": "DO NOT MATCH THE HASHES",
         "uvx outside-wheel": "outside",
         "uvx only-sdist": "only wheels are installed",
+        "uvx new-wheel": "3.99 into the entry, in front of the package; uv python install 3.99",
     }
     names = {line.split()[1]: line for line in expected}
     file = configure(person, {**names, "scripts": "npx scripts"})
@@ -393,6 +397,34 @@ def test_limits_of_a_fetch(person: Caller, internet: Internet, nothing_left: Non
     done = person("install", "--deadline", "5s", "--yes", "--", "npx", "hangs", timeout=120)
     assert done.returncode == 1 and "deadline" in done.stderr, done.stderr
     assert installed(person) == [] and fetch_folders(person) == []
+
+
+def test_a_node_that_only_a_home_has(person: Caller, internet: Internet) -> None:  # noqa: F811
+    """As nvm installs it: npm is where node is, and no cage is shown it unasked."""
+    prefix = person.home / ".nvm/versions/node/v99.0.0"
+    npm = Path(os.path.realpath("/usr/bin/npm"))
+    for folder in ("bin", "lib/node_modules"):
+        (prefix / folder).mkdir(parents=True)
+    shutil.copy("/usr/bin/node", prefix / "bin/node")
+    (prefix / "lib/node_modules/npm").symlink_to(npm.parents[1])
+    (prefix / "bin/npm").symlink_to("../lib/node_modules/npm/bin/npm-cli.js")
+    publish_npm(internet.registry, "demo", GOOD, {"engines": {"node": ">=999"}})
+    file = configure(person, {"demo": "npx demo"})
+    person.give(person.home)
+    nothing = person.home / "nothing"
+    nothing.touch(0o644)
+    hide = f'mount --bind {nothing} /usr/bin/node && exec "$@"'
+    at = person.prefix.index("/usr/bin/setpriv")
+    alone = ("/usr/bin/unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", hide, "sh")
+    caller = replace(person, prefix=(*person.prefix[:at], *alone, *person.prefix[at:]))
+    refused = caller("install", file, "--yes", timeout=120)
+    assert refused.returncode == 1 and installed(person) == []  # control
+    found = replace(caller, environ={**caller.environ, "PATH": f"{prefix}/bin:{caller.environ['PATH']}"})
+    done = found("install", file, "--yes", timeout=120)
+    assert done.returncode == 0, done.stderr
+    told = f"({prefix}/bin/node): it may not start; put a newer node first on the PATH"
+    assert "WARNING: demo 1.0.0 is for node >=999, and this is node " in done.stdout and told in done.stdout
+    assert said(found, file, "demo").startswith("1.0.0")
 
 
 def test_a_killed_installation_leaves_nothing(person: Caller, internet: Internet, nothing_left: None) -> None:  # noqa: F811

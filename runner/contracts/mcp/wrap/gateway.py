@@ -125,9 +125,14 @@ def _some(names: Sequence[str]) -> str:
 
 
 def plan_gateway(
-    config: Configuration, servers: Sequence[HostServer], program: str, given: str
+    config: Configuration,
+    servers: Sequence[HostServer],
+    program: str,
+    given: str,
+    *,
+    as_fetched: bool = False,
 ) -> GatewayPlan:
-    """`servers`: those that shall move, if they can. Raises FileRefused."""
+    """`servers`: those that shall move, if they can. `as_fetched`: see wrap_step. Raises FileRefused."""
     path = stored_path(config)
     has_one = find_gateway(config) is not None
     if not has_one:
@@ -137,7 +142,9 @@ def plan_gateway(
     plain = read_configuration(config.path, raw, given)
     wanted = {each.keys for each in servers}
     steps = tuple(
-        _step(plain, each, program, own.get(each.keys)) for each in plain.servers if each.keys in wanted
+        _step(plain, each, program, own.get(each.keys), as_fetched)
+        for each in plain.servers
+        if each.keys in wanted
     )
     if has_one:
         steps = tuple(Step(each.server, "leave", _LATER) if each.does == "wrap" else each for each in steps)
@@ -166,15 +173,15 @@ def plan_gateway(
     return GatewayPlan(steps, name, after, stored, json.dumps(undo._asdict()).encode())
 
 
-def _step(plain: Configuration, server: HostServer, program: str, own: Step | None) -> Step:
+def _step(plain: Configuration, server: HostServer, program: str, own: Step | None, as_fetched: bool) -> Step:
     """What happens to an entry. `own`: its step as it is written, if it is wrapped."""
     if own is not None and (own.does != "leave" or own.otherwise or own.unsafe):
         told = "; ".join((*own.otherwise, *own.unsafe)) or "it is wrapped, but not as runner wrap does it"
         return Step(
             own.server, "leave", f"is wrapped, but {told}; look at it with runner check, and undo that"
         )
-    step = wrap_step(plain, server, program)
-    reason = step.reason if step.does != "wrap" else _host_reason(plain, server)
+    step = wrap_step(plain, server, program, as_fetched=as_fetched)
+    reason = _host_reason(plain, server) if step.does == "wrap" else step.reason
     return Step(server, "leave", reason) if reason else step
 
 

@@ -24,11 +24,13 @@ from runner.contracts.mcp.hosts.wrapping import (
     run_name,
     split_wrapped,
 )
-from runner.contracts.mcp.installed import is_stored
-from runner.contracts.mcp.launchers import FETCHES, launcher_fault
+from runner.contracts.mcp.installed import find_stored
+from runner.contracts.mcp.launchers import FETCHES, launch_of, launcher_fault, require_no_registry
 from runner.contracts.mcp.wrap.configuration import Configuration, table_names, value_at
 from runner.contracts.mcp.wrap.program import is_this_runner
 from runner.contracts.mcp.wrap.redact import shown_line
+from runner.install.request import Request, UnusableSpec
+from runner.install.store import StoreRefused
 from runner.plugin import PLUGIN_PREFIX
 from sandbox.document.diagnostic import cut, printable, quoted
 from sandbox.spec import is_variable_name
@@ -66,6 +68,7 @@ class Step(NamedTuple):
     is_ours: bool = True  # of an entry that looks wrapped: it starts this runner
     added: tuple[str, ...] = ()  # names that its host passes on since it was wrapped
     by_hand: str = ""  # of an entry that somebody wrote with the runner in it: what its options say
+    fetches: Request | None = None  # what is not in the store, and `wrap` offers to fetch
 
 
 def chosen(config: Configuration, names: Sequence[str]) -> tuple[HostServer, ...]:
@@ -88,17 +91,36 @@ def _called(server: HostServer) -> tuple[str, ...]:
     return server.name, server.label, run, f"{server.scope}:{run}" if server.scope else run
 
 
-def wrap_step(config: Configuration, server: HostServer, program: str) -> Step:
+def wrap_step(config: Configuration, server: HostServer, program: str, *, as_fetched: bool = False) -> Step:
     """The step for one server. `program`: the path of this runner; empty: unknown, so no entry counts as
-    starting it."""
+    starting it. `as_fetched`: what `wrap` offers to fetch counts as fetched."""
     old = split_wrapped(server.argv)
     if old is not None:
-        return _step_of_wrapped(config, server, old, program)
+        step = _step_of_wrapped(config, server, old, program)
+        return step._replace(fetches=_to_fetch(config, server, old.argv))
     by_hand = _caged_by_hand(config, server, program)
     if by_hand is not None:
         return by_hand
-    reason = _no_cage_reason(config, server)
-    return Step(server, "leave", reason) if reason else Step(server, "wrap", notes=_notes(config, server))
+    fetches = _to_fetch(config, server, server.argv)
+    reason = _no_cage_reason(config, server, fetches)
+    if reason:
+        return Step(server, "leave", reason)
+    if fetches is not None and not as_fetched:
+        return Step(server, "leave", f"needs {fetches}, which is not installed", fetches=fetches)
+    return Step(server, "wrap", notes=_notes(config, server), fetches=fetches)
+
+
+def _to_fetch(config: Configuration, server: HostServer, argv: Sequence[str]) -> Request | None:
+    """What a launcher would fetch for an entry, if it is not in the store and can be put there."""
+    try:
+        launch = None if server.remote or not argv else launch_of(argv)
+        if launch is None or find_stored(argv, os.environ, main_only=True) is not None:
+            return None
+        # Those of a wrapped entry begin otherwise.
+        require_no_registry(name.removeprefix(PLUGIN_PREFIX) for name in table_names(config, server))
+    except (UnusableSpec, StoreRefused):
+        return None
+    return launch.request
 
 
 def _notes(config: Configuration, server: HostServer) -> tuple[str, ...]:
@@ -222,8 +244,9 @@ def undo_step(server: HostServer) -> Step:
     return Step(server, "undo")
 
 
-def _no_cage_reason(config: Configuration, server: HostServer) -> str:
-    """Returns why an entry cannot be wrapped, as the second half of a sentence, or ''."""
+def _no_cage_reason(config: Configuration, server: HostServer, fetches: Request | None) -> str:
+    """Returns why an entry cannot be wrapped, as the second half of a sentence, or ''. `fetches`: what can be
+    fetched for it."""
     if server.remote:
         return "is reached over the network: there is no program to run in a cage"
     if server.skipped or server.fault:
@@ -234,8 +257,15 @@ def _no_cage_reason(config: Configuration, server: HostServer) -> str:
         return "has no command"
     command = server.argv[0]
     fault = launcher_fault(server.argv, variables=table_names(config, server))
-    if fault is not None and not (fault.cause == FETCHES and is_stored(server.argv, os.environ)):
-        return f"cannot run in a cage: {fault.message}; {fault.hint}"
+    if fault is not None:
+        try:
+            has_program = (
+                fetches is not None or find_stored(server.argv, os.environ, main_only=True) is not None
+            )
+        except StoreRefused as refused:
+            return f"cannot start from the store: {refused}; {refused.hint}".removesuffix("; ")
+        if fault.cause != FETCHES or not has_program:
+            return f"cannot run in a cage: {fault.message}; {fault.hint}"
     if any(c in " \t\n" for c in command) and not os.path.isfile(os.path.expanduser(command)):
         return (
             "has a whole command line in its command, and hosts do not split it;"

@@ -48,7 +48,7 @@ def _servers(config: Configuration) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     program = runner_path()
     for server in config.servers:
-        step = wrap_step(config, server, program)
+        step = wrap_step(config, server, program, as_fetched=True)
         wrapped = split_wrapped(server.argv) is not None
         # An entry that starts another program only looks wrapped, and has no cage.
         state = "wrapped" if wrapped and step.is_ours else "left" if step.does == "leave" else "not wrapped"
@@ -59,6 +59,7 @@ def _servers(config: Configuration) -> list[dict[str, Any]]:
                 "reason": "; ".join((*step.unsafe, *step.otherwise)) if wrapped else step.reason,
                 "disabled": server.disabled,
                 "variables_acting": list(step.acting),
+                "fetches": [*step.fetches.packages] if step.fetches is not None else [],
             }
         )
     return found

@@ -174,7 +174,7 @@ def test_what_cannot_be_caged_is_named() -> None:
     }
     assert "container already" in reasons["github"]
     assert "over the network" in reasons["sentry"]
-    assert "npx needs the network" in reasons["tavily"]
+    assert "whole command line in its command" in reasons["tavily"]  # npx, too
     assert "sandboxEnabled" in reasons["boxed"]
     assert "belongs to an extension" in reasons["mcp-server-context7"]
 

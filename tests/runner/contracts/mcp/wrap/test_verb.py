@@ -157,6 +157,54 @@ def test_find(runner_as_user: Caller, write_file: Write) -> None:
     shown = runner_as_user("wrap", "--find", cwd=home).stdout
     assert "bare: wrapped" in shown
     assert "figma: cannot be wrapped: it is reached over the network" in shown
+    assert "runner wrap FILE wraps the servers of one, after a question" in shown
+
+
+def test_find_and_a_dry_run_say_what_wrap_will_fetch(runner_as_user: Caller, write_file: Write) -> None:
+    fetched = {
+        "files": {"command": "npx", "args": ["-y", "@x/files", "/"]},
+        "git": {"command": "uvx", "args": ["mcp-server-git"]},
+    }
+    left = {
+        "line": {"command": "npx -y @x/files"},
+        "folder": {"command": "npx", "args": ["./here"]},
+        "index": {"command": "uvx", "args": ["a"], "env": {"UV_INDEX": "x=http://x"}},
+        "box": {"command": "docker", "args": ["run", "x"]},
+    }
+    written = write_file(
+        runner_as_user.home / ".cursor/mcp.json", json.dumps({"mcpServers": fetched | left}), 0o600
+    )
+    runner_as_user.give(runner_as_user.home)
+    shown = runner_as_user("wrap", "--find").stdout
+    assert "  files: not wrapped; wrap fetches @x/files first\n" in shown
+    assert "  git: not wrapped; wrap fetches mcp-server-git first\n" in shown
+    assert shown.count("cannot be wrapped") == len(left) and "if you say yes" in shown, shown
+    [found] = json.loads(runner_as_user("wrap", "--find", "--json").stdout)["files"]
+    assert {each["name"]: (each["state"], each["fetches"]) for each in found["servers"]} == {
+        "files": ("not wrapped", ["@x/files"]),
+        "git": ("not wrapped", ["mcp-server-git"]),
+        **dict.fromkeys(left, ("left", [])),
+    }
+    for options in ((), ("--gateway",)):
+        tried = runner_as_user("wrap", *options, written, "--dry-run")
+        assert tried.returncode == 0, tried.stderr
+        assert "git: will " in tried.stdout and "; mcp-server-git is fetched before that" in tried.stdout
+        assert (
+            '"gateway"' if options else '"run", "--wrapped"'
+        ) in tried.stdout  # of the lines that it would write
+        assert tried.stdout.count("stays as it is") == len(left), tried.stdout
+    # Without --install nothing is fetched, and nothing that is not stored is wrapped.
+    before = written.read_bytes()
+    done = runner_as_user("wrap", written, "--yes")
+    assert "git: stays as it is: it needs mcp-server-git, which is not installed\n" in done.stdout
+    assert "add --install" in done.stdout
+    assert written.read_bytes() == before
+    store = runner_as_user.home / ".local/share/runner/store"
+    store.mkdir(parents=True)
+    runner_as_user.give(runner_as_user.home / ".local")
+    store.chmod(0o777)
+    refused = runner_as_user("wrap", "--find").stdout
+    assert f"git: cannot be wrapped: it cannot start from the store: {store} can be written" in refused
 
 
 # --- the host starts it -------------------------------------------------------------------------------------
