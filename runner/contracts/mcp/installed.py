@@ -65,6 +65,14 @@ def find_stored(
     return None
 
 
+def is_stored(argv: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether a host's entry has its program in the store that a start by its host looks into."""
+    try:
+        return find_stored(argv, environ, main_only=True) is not None
+    except StoreRefused:
+        return False
+
+
 def store_fault(argv: Sequence[str], environ: Mapping[str, str]) -> LaunchFault | None:
     """Why the store that may have the program is not used, or None."""
     try:
