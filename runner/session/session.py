@@ -114,6 +114,11 @@ class Session:
         return self.state.is_over
 
     @property
+    def is_polite(self) -> bool:
+        """Whether its shutdown waits for the plugin."""
+        return self.state.ready.is_set() and not self.state.over.is_set() and not self.is_one_shot
+
+    @property
     def stderr(self) -> str:
         """The end of the plugin's stderr."""
         return self.state.record.stderr
@@ -143,8 +148,10 @@ class Session:
             self.end = None
             self._tokens += 1
             return self._substitute(self._tokens, call)
+        grace = state.dialect.grace(call)
+        given_up_grace = state.dialect.given_up_grace(call) if grace else 0.0
         try:
-            opened = self._accept(call, seconds, Waiter(on_progress, state.dialect.grace(call)))
+            opened = self._accept(call, seconds, Waiter(on_progress, grace, None, given_up_grace))
         except (PluginError, PluginFailure):
             account.withdraw()
             await trio.lowlevel.checkpoint()
@@ -230,6 +237,8 @@ class Session:
             withdrawn = [state.outbox.withdraw(frame) for frame in waiter.queued]
             if withdrawn and all(withdrawn):
                 account.withdraw()
+            else:
+                state.is_unanswered = True
             if not any(withdrawn):
                 state.note_given_up(token, opened.began)
             reason = NEVER_SENT if any(withdrawn) else "cancelled by the host"
@@ -334,6 +343,7 @@ class Session:
     def _result(self, waiter: Waiter) -> Any:
         answer, state = waiter.answer, self.state
         assert answer is not None
+        state.is_unanswered = False
         if isinstance(answer, Reply):
             self.substituted = answer.failure
             state.owes_answer = state.owes_answer and bool(answer.failure)
