@@ -116,10 +116,8 @@ async def open_session(
                         yield session
                     except BaseException as error:  # noqa: BLE001 -- raised again below
                         failure = error
-                        if not isinstance(error, Exception):  # a call was cancelled, and the plugin with it
-                            session.state.owes_answer |= session.state.is_unanswered
                     try:
-                        await session.close()
+                        await session.close(cancelled=not isinstance(failure, Exception | None))
                     except BaseException as error:  # noqa: BLE001 -- a second ^C
                         failure = error
                     session.tasks.stop()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import trio
@@ -53,6 +53,7 @@ from sandbox.speed.value import NamedTuple
 
 # The counter of a dialect for events about a call that it did not pass on.
 DROPPED_EVENTS = "dropped_events"
+_MOST_UNREACHED = 5  # hosts that the failure of a call names
 
 
 def told_to_others(error: PluginError | PluginFailure) -> HostError:
@@ -87,6 +88,9 @@ class Session:
         self.tasks = SessionTasks(self.state, seconds)
         self.shutdown = Shutdown(self.state)
         self._tokens = 0
+        self._unreached: list[Advice] = []  # of hosts that the plugin could not reach
+        # Its stderr and the advice, once it has ended and a call has failed with it.
+        self._last_words: tuple[str, tuple[Advice, ...]] | None = None
 
     @property
     def terms(self) -> Terms:
@@ -263,12 +267,12 @@ class Session:
         try:
             state.dialect.call(token, call)
         except CallRefused:
-            raise PluginFailure(outcome) from None
+            raise self._failure(outcome) from None
         for event in state.dialect.expired(token, outcome.message):
             if isinstance(event, Reply) and event.call == token:
                 self.substituted = event.failure
                 return event.value
-        raise PluginFailure(outcome)
+        raise self._failure(outcome)
 
     def _call_seconds(self, call: Call, asked: float | None) -> float:
         dialect = self.state.dialect
@@ -358,7 +362,7 @@ class Session:
             state.record.note_refusal(event.message)
             return PluginError(event) if asked else InvalidCall(event)
         state.record.calls["failed"] += 1
-        return PluginFailure(self._outcome_of(event))
+        return self._failure(self._outcome_of(event))
 
     def _outcome_of(self, event: Violation) -> Outcome:
         known = self.state.verdict
@@ -372,7 +376,7 @@ class Session:
         """Send a notification. Returns its queued frames. Raises InvalidCall if the contract has no such
         notification."""
         if self.is_over:
-            raise PluginFailure(self._ended_outcome)
+            raise self._failure(self._ended_outcome)
         try:
             return self._notify(method, params)
         except CallRefused as refused:
@@ -410,6 +414,8 @@ class Session:
         self.state.act(Notice("network", audited.line._asdict()))
         if audited.advice is not None:
             self.state.act(Notice("advice", audited.advice._asdict()))
+            if len(self._unreached) < _MOST_UNREACHED:
+                self._unreached.append(audited.advice)
 
     # --- the end ----------------------------------------------------------------------------------------
 
@@ -418,11 +424,14 @@ class Session:
         """Wait until nothing more can be asked. Raises PluginFailure, unless it was closed by us."""
         await self.state.over.wait()
         if self.state.verdict is not None:
-            raise PluginFailure(self.state.verdict)
+            raise self._failure(self.state.verdict)
 
     @at_checkpoints
-    async def close(self) -> None:
-        """Shut down gracefully, then kill. Concurrent callers wait for the first."""
+    async def close(self, *, cancelled: bool = False) -> None:
+        """Shut down gracefully, then kill. Concurrent callers wait for the first. `cancelled`: its user was,
+        perhaps together with a call."""
+        if cancelled and self.state.is_unanswered:
+            self.state.owes_answer = True
         await self.shutdown.close()
 
     @at_checkpoints
@@ -438,7 +447,7 @@ class Session:
             outcome = verdict.after_answer(ended.outcome, state.record.forced, self._exit_seconds(steps))
             state.verdict = outcome if outcome.code != "ok" else None
         if state.verdict is not None:
-            raise PluginFailure(state.verdict)
+            raise self._failure(state.verdict)
 
     def _exit_seconds(self, steps: ShutdownSteps) -> float:
         granted = self.terms.limits.teardown
@@ -486,6 +495,24 @@ class Session:
                 "busy": dict(state.guard.busy),
             },
         )
+
+    def _failure(self, outcome: Outcome) -> PluginFailure:
+        """With what is known now. Who catches it before the plugin is closed gets no report."""
+        failure = PluginFailure(outcome)
+        ended = self.state.cell.has_ended
+        if ended is not None and has_failed(outcome):
+            if self._last_words is None:  # many calls may fail with one plugin
+                self._last_words = self.stderr, self._without_secrets(self._advice(ended, outcome))
+            failure.stderr, failure.early_advice = self._last_words
+        else:
+            failure.stderr = self.stderr
+            failure.early_advice = self._without_secrets(self._unreached if has_failed(outcome) else ())
+        return failure
+
+    def _without_secrets(self, advice: Iterable[Advice]) -> tuple[Advice, ...]:
+        """The monitor knows no secrets, and a plugin can ask for a host of any name."""
+        hide_in = self.state.record.secrets.hide_in
+        return tuple(Advice(**hide_in(each._asdict())) for each in advice)
 
     def _advice(self, ended: MonitorEnd | None, outcome: Outcome) -> tuple[Advice, ...]:
         """Advice about what the plugin lacked in its cage. `with_outcome` chooses what applies to each
