@@ -974,6 +974,17 @@ def test_a_terminals_interrupt_reaches_all_of_us_and_ends_only_the_call(
     assert faults(json.loads(where.read_text())) == []
 
 
+def test_a_limit_without_a_cgroup_is_named(
+    runner_as_user: Caller, plugin_dir: Path, write_file: Write
+) -> None:
+    where = runner_as_user.home / "report.json"
+    folder = own(plugin_dir, write_file, call="bytearray(600 << 20)")
+    done = runner_as_user("call", "--limit", "memory=512M", "--report", where, folder, "own_tool")
+    assert done.returncode == EXIT["crashed"]
+    [limit] = [each for each in json.loads(where.read_text())["limits"] if each["name"] == "memory"]
+    assert ("the memory limit is 512 MiB, counted without a cgroup" in done.stderr) == limit["degraded"]
+
+
 def test_who_interrupts_twice_is_in_a_hurry(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
     """The plugin does not leave when it is asked to. The second time it is killed, and all is said and done
     as after the first."""
