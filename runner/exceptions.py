@@ -59,7 +59,8 @@ class InvalidCall(PluginError):
 
 
 class PluginFailure(Exception):
-    """There is no answer; `outcome` says why. `report` and `stderr` are set when the plugin has ended."""
+    """There is no answer; `outcome` says why. `stderr` is the end of what the plugin had written there.
+    `report` is set when the plugin has ended."""
 
     def __init__(self, outcome: Outcome, explanation: tuple[str, ...] = ()) -> None:
         super().__init__(f"{outcome.code}: {outcome.message}")
@@ -68,12 +69,13 @@ class PluginFailure(Exception):
         self.report: dict[str, Any] | None = None
         self.invocation: dict[str, Any] | None = None  # the contract's own record of the call, if it has one
         self.stderr = ""
+        self.early_advice: tuple[Advice, ...] = ()  # what is known before there is a report
 
     @property
     def advice(self) -> tuple[Advice, ...]:
-        """What the plugin lacked in its cage, each with the option that grants it. Known when the plugin has
-        ended."""
-        return _advice(self.report)
+        """What the plugin lacked in its cage, each with the option that grants it. While the plugin runs,
+        only hosts that it could not reach are known."""
+        return self.early_advice if self.report is None else _advice(self.report)
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.outcome, self.explanation), self.__dict__

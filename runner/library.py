@@ -449,7 +449,9 @@ async def open_plugin(
     known = None if plugin is None else find_contract(plugin.contract)
     if secrets and known is not None:
         if not {"secrets", "secret_files"} & set(known.takes):
-            raise ValueError(f"secrets: the contract {known.name} sends its plugins none")
+            raise ValueError(
+                f"secrets: the contract {known.name} sends its plugins none; pass a variable: env"
+            )
         settings = settings._replace(contents=secret_contents(known, secrets))
     one_shot = known is not None and known.one_shot
     async with AsyncExitStack() as stack:

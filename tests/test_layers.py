@@ -33,6 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.gateway.*",),
     ("runner.serve.*",),
     ("runner.conformance.*",),
+    ("runner.aio.lifecycle",),
     ("runner.aio", "runner.lifecycle.*", "runner.ledger.*"),
     ("runner.library", "runner.trio_thread"),
     ("runner.session.*", "runner.event_loop", "runner.learn.*"),
@@ -433,7 +434,7 @@ def test_no_two_classes_share_a_name() -> None:
     """But for the same role in each contract's folder, and runner.aio, which has the names of the library."""
     places: dict[str, list[str]] = {}
     for name, path in _sources():
-        if not _is_of_a_contract(path) and name != "runner.aio":
+        if not _is_of_a_contract(path) and not _matches(name, "runner.aio.*"):
             for node in ast.walk(ast.parse(path.read_text())):
                 if isinstance(node, ast.ClassDef):
                     places.setdefault(node.name, []).append(name)

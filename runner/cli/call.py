@@ -342,7 +342,7 @@ def read_secrets(args: argparse.Namespace) -> Secrets | None:
     contract = _contract(args)
     if contract is not None and "secrets" not in contract.takes:
         raise ValueError(
-            f"--secrets: the contract {contract.name} sends its plugins no secrets; leave it out"
+            f"--secrets: the contract {contract.name} sends its plugins no secrets; use --env NAME"
         )
     return Secrets({**value, **{name: _as_text(secret) for name, secret in given.items()}})
 

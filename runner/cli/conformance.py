@@ -14,6 +14,7 @@ from runner.cli.shared.options import (
     add_contract_options,
     add_launch,
     add_secrets,
+    contract_at_args,
     invocation_of,
     is_command,
 )
@@ -39,7 +40,7 @@ _BROKEN = 1  # exit status: at least one rule
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_rules(parser)
+    _add_rules(parser, nargs="?")
     parser.add_argument("manifest", metavar="MANIFEST", help="the plugin's manifest, or the folder it is in")
     parser.add_argument(
         "--server", metavar="NAME", help="which plugin of a manifest that lists several servers"
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_secrets(parser)
     add_sent_secrets(parser)
     add_contract_options(parser, "call")
-    parser.usage = f"{parser.prog} [options] CONTRACT MANIFEST [-- ARGS]"
+    parser.usage = f"{parser.prog} [options] [CONTRACT] MANIFEST [-- ARGS]"
     parser.usage += f"\n       {parser.prog} [options] CONTRACT -- COMMAND"
 
 
@@ -59,9 +60,11 @@ def add_command_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(secrets=None)
 
 
-def _add_rules(parser: argparse.ArgumentParser) -> None:
+def _add_rules(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
+    names = ", ".join(contract_names())
+    usual = "" if nargs is None else " (default: the contract of the manifest)"
     parser.add_argument(
-        "rules", metavar="CONTRACT", help=f"whose rules: {', '.join(contract_names())}; see runner contracts"
+        "rules", metavar="CONTRACT", nargs=nargs, help=f"whose rules: {names}; see runner contracts{usual}"
     )
     parser.add_argument(
         "--call", metavar="NAME", help="a call that succeeds, for the rules about calls: a tool, …"
@@ -76,6 +79,11 @@ def _add_rules(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     try:
+        args.contract = args.rules
+        args.rules = args.rules or contract_at_args(args)
+        if args.rules is None:
+            message = f"the contract of {quoted(args.manifest)} is not clear"
+            raise ValueError(f"{message}; write runner conformance CONTRACT MANIFEST")
         contract, book = _rules(args.rules)
         args.contract = None if is_command(args) else args.rules
         invocation, config = configured(invocation_of(args))

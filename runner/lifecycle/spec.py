@@ -25,7 +25,7 @@ class Spec(NamedTuple):
     policy: Path | None = None
     config: Any = None
     limits: Mapping[str, str | float] | None = None
-    services: Services | None = None
+    services: Any = None  # a runner.Services; for a supervisor on asyncio, a runner.aio.Services
     environ: Mapping[str, str] | None = None
     secrets: Mapping[str, Any] | None = None
     options: Mapping[str, str] | None = None
@@ -49,6 +49,8 @@ class Spec(NamedTuple):
             raise ValueError(f"held: {self.held[0]!r} is not 'stopped' or 'quarantined'")
         if self.parked is not None and self.parked < 0:
             raise ValueError(f"parked: {self.parked} is not a number of cages: 0 or more")
+        if not isinstance(self.services, Services | None):
+            raise ValueError("services: it has to be a runner.Services")
         self.adjust(Supervision())
         return self._replace(secrets=hide_secrets(self.secrets))
 

@@ -10,7 +10,7 @@ import copy
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import trio
@@ -55,8 +55,9 @@ _STDERR_CHARACTERS = 8 << 10  # of the end that lifecycle news have
 _RETRY_LEAST, _RETRY_MOST = 1.0, 60.0  # seconds, of an answer that says when to come again
 _LARGE_INPUT = 1 << 20  # taken for one that has too many parts to be measured
 
-# Gets what a plugin says beside its answers: its name, and a notification or progress.
-OnEvent = Callable[[str, Notice | Progress], None]
+# Gets what a plugin says beside its answers: its name, and a notification or progress. A coroutine is awaited
+# before the next event of the same plugin; of those that wait, some are dropped (OpenPlugin.events).
+OnEvent = Callable[[str, Notice | Progress], Awaitable[None] | None]
 
 
 class CallRequest(NamedTuple):
@@ -365,7 +366,9 @@ class SupervisedPlugin:
     async def _hear(self, opened: OpenPlugin, on_event: OnEvent, scope: trio.CancelScope) -> None:
         with scope:
             async for event in opened.events():
-                on_event(self.spec.name, event)
+                told = on_event(self.spec.name, event)
+                if told is not None:
+                    await told
 
     async def _check_health(self, cell: SupervisedCell) -> None:
         numbers, opened = self.state.numbers, cell.opened

@@ -32,6 +32,20 @@ def check_program(faults: Faults, keys: KeyPath, command: str, directory: str, r
     elif not mode & 0o111:
         message = f"the program {quoted(command)} is not executable"
         faults.error(keys, "program_not_executable", message, f"chmod a+x {path}")
+    else:
+        check_format(faults, keys, path)
+
+
+def check_format(faults: Faults, keys: KeyPath, path: str) -> None:
+    """Report a file that the kernel would not execute, although its mode allows it."""
+    from sandbox.paths.executable import ProgramFault, interpreter_words, read_head
+
+    try:
+        head = read_head(path, path)
+        if not head.startswith(b"\x7fELF"):
+            interpreter_words(path, head)
+    except ProgramFault as fault:
+        faults.error(keys, "program_not_executable", str(fault), fault.hint)
 
 
 def _path() -> list[str]:

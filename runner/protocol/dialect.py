@@ -392,3 +392,7 @@ class Dialect(Protocol):
         """Seconds for the plugin to answer a cancelled call before it is killed (see `cancel`). 0: the call
         is dropped at once, and the plugin keeps running."""
         return 0.0
+
+    def given_up_grace(self, call: Call) -> float:
+        """The same for a call that its caller has given up. The caller waits for the end of it."""
+        return self.grace(call)

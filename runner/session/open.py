@@ -117,7 +117,7 @@ async def open_session(
                     except BaseException as error:  # noqa: BLE001 -- raised again below
                         failure = error
                     try:
-                        await session.close()
+                        await session.close(cancelled=not isinstance(failure, Exception | None))
                     except BaseException as error:  # noqa: BLE001 -- a second ^C
                         failure = error
                     session.tasks.stop()

@@ -30,7 +30,7 @@ class Waiter:
 
     __slots__ = (
         *("_on_progress", "_on_woken", "answer", "events", "fault"),
-        *("grace", "late", "queued", "told", "woken"),
+        *("given_up_grace", "grace", "late", "queued", "told", "woken"),
     )
 
     def __init__(
@@ -38,10 +38,12 @@ class Waiter:
         on_progress: OnProgress | None,
         grace: float = 0.0,
         on_woken: Callable[[], None] | None = None,
+        given_up_grace: float = 0.0,
     ) -> None:
-        """`grace`: seconds that the plugin has to answer after the call was cancelled. `on_woken`: called
-        with `wake`, and must not raise."""
+        """`grace`: seconds that the plugin has to answer after the call was cancelled; `given_up_grace`: by a
+        caller that has given it up. `on_woken`: called with `wake`, and must not raise."""
         self.grace = grace
+        self.given_up_grace = given_up_grace
         self.queued: list[QueuedFrame] = []  # the frames of the request
         self.told = False  # the plugin was told that the call is cancelled
         self.late: Any = None  # an answer that came after the deadline

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 import trio
@@ -53,6 +53,7 @@ from sandbox.speed.value import NamedTuple
 
 # The counter of a dialect for events about a call that it did not pass on.
 DROPPED_EVENTS = "dropped_events"
+_MOST_UNREACHED = 5  # hosts that the failure of a call names
 
 
 def told_to_others(error: PluginError | PluginFailure) -> HostError:
@@ -87,6 +88,9 @@ class Session:
         self.tasks = SessionTasks(self.state, seconds)
         self.shutdown = Shutdown(self.state)
         self._tokens = 0
+        self._unreached: list[Advice] = []  # of hosts that the plugin could not reach
+        # Its stderr and the advice, once it has ended and a call has failed with it.
+        self._last_words: tuple[str, tuple[Advice, ...]] | None = None
 
     @property
     def terms(self) -> Terms:
@@ -112,6 +116,11 @@ class Session:
     def is_over(self) -> bool:
         """Whether nothing more can be asked of it."""
         return self.state.is_over
+
+    @property
+    def is_polite(self) -> bool:
+        """Whether its shutdown waits for the plugin."""
+        return self.state.ready.is_set() and not self.state.over.is_set() and not self.is_one_shot
 
     @property
     def stderr(self) -> str:
@@ -143,8 +152,10 @@ class Session:
             self.end = None
             self._tokens += 1
             return self._substitute(self._tokens, call)
+        grace = state.dialect.grace(call)
+        given_up_grace = state.dialect.given_up_grace(call) if grace else 0.0
         try:
-            opened = self._accept(call, seconds, Waiter(on_progress, state.dialect.grace(call)))
+            opened = self._accept(call, seconds, Waiter(on_progress, grace, None, given_up_grace))
         except (PluginError, PluginFailure):
             account.withdraw()
             await trio.lowlevel.checkpoint()
@@ -230,6 +241,8 @@ class Session:
             withdrawn = [state.outbox.withdraw(frame) for frame in waiter.queued]
             if withdrawn and all(withdrawn):
                 account.withdraw()
+            else:
+                state.is_unanswered = True
             if not any(withdrawn):
                 state.note_given_up(token, opened.began)
             reason = NEVER_SENT if any(withdrawn) else "cancelled by the host"
@@ -254,12 +267,12 @@ class Session:
         try:
             state.dialect.call(token, call)
         except CallRefused:
-            raise PluginFailure(outcome) from None
+            raise self._failure(outcome) from None
         for event in state.dialect.expired(token, outcome.message):
             if isinstance(event, Reply) and event.call == token:
                 self.substituted = event.failure
                 return event.value
-        raise PluginFailure(outcome)
+        raise self._failure(outcome)
 
     def _call_seconds(self, call: Call, asked: float | None) -> float:
         dialect = self.state.dialect
@@ -334,6 +347,7 @@ class Session:
     def _result(self, waiter: Waiter) -> Any:
         answer, state = waiter.answer, self.state
         assert answer is not None
+        state.is_unanswered = False
         if isinstance(answer, Reply):
             self.substituted = answer.failure
             state.owes_answer = state.owes_answer and bool(answer.failure)
@@ -348,7 +362,7 @@ class Session:
             state.record.note_refusal(event.message)
             return PluginError(event) if asked else InvalidCall(event)
         state.record.calls["failed"] += 1
-        return PluginFailure(self._outcome_of(event))
+        return self._failure(self._outcome_of(event))
 
     def _outcome_of(self, event: Violation) -> Outcome:
         known = self.state.verdict
@@ -362,7 +376,7 @@ class Session:
         """Send a notification. Returns its queued frames. Raises InvalidCall if the contract has no such
         notification."""
         if self.is_over:
-            raise PluginFailure(self._ended_outcome)
+            raise self._failure(self._ended_outcome)
         try:
             return self._notify(method, params)
         except CallRefused as refused:
@@ -400,6 +414,8 @@ class Session:
         self.state.act(Notice("network", audited.line._asdict()))
         if audited.advice is not None:
             self.state.act(Notice("advice", audited.advice._asdict()))
+            if len(self._unreached) < _MOST_UNREACHED:
+                self._unreached.append(audited.advice)
 
     # --- the end ----------------------------------------------------------------------------------------
 
@@ -408,11 +424,14 @@ class Session:
         """Wait until nothing more can be asked. Raises PluginFailure, unless it was closed by us."""
         await self.state.over.wait()
         if self.state.verdict is not None:
-            raise PluginFailure(self.state.verdict)
+            raise self._failure(self.state.verdict)
 
     @at_checkpoints
-    async def close(self) -> None:
-        """Shut down gracefully, then kill. Concurrent callers wait for the first."""
+    async def close(self, *, cancelled: bool = False) -> None:
+        """Shut down gracefully, then kill. Concurrent callers wait for the first. `cancelled`: its user was,
+        perhaps together with a call."""
+        if cancelled and self.state.is_unanswered:
+            self.state.owes_answer = True
         await self.shutdown.close()
 
     @at_checkpoints
@@ -428,7 +447,7 @@ class Session:
             outcome = verdict.after_answer(ended.outcome, state.record.forced, self._exit_seconds(steps))
             state.verdict = outcome if outcome.code != "ok" else None
         if state.verdict is not None:
-            raise PluginFailure(state.verdict)
+            raise self._failure(state.verdict)
 
     def _exit_seconds(self, steps: ShutdownSteps) -> float:
         granted = self.terms.limits.teardown
@@ -476,6 +495,24 @@ class Session:
                 "busy": dict(state.guard.busy),
             },
         )
+
+    def _failure(self, outcome: Outcome) -> PluginFailure:
+        """With what is known now. Who catches it before the plugin is closed gets no report."""
+        failure = PluginFailure(outcome)
+        ended = self.state.cell.has_ended
+        if ended is not None and has_failed(outcome):
+            if self._last_words is None:  # many calls may fail with one plugin
+                self._last_words = self.stderr, self._without_secrets(self._advice(ended, outcome))
+            failure.stderr, failure.early_advice = self._last_words
+        else:
+            failure.stderr = self.stderr
+            failure.early_advice = self._without_secrets(self._unreached if has_failed(outcome) else ())
+        return failure
+
+    def _without_secrets(self, advice: Iterable[Advice]) -> tuple[Advice, ...]:
+        """The monitor knows no secrets, and a plugin can ask for a host of any name."""
+        hide_in = self.state.record.secrets.hide_in
+        return tuple(Advice(**hide_in(each._asdict())) for each in advice)
 
     def _advice(self, ended: MonitorEnd | None, outcome: Outcome) -> tuple[Advice, ...]:
         """Advice about what the plugin lacked in its cage. `with_outcome` chooses what applies to each

@@ -3,7 +3,7 @@
 In contracts with a grace period, a cancelled plugin is told, may still answer, and its process ends: by a
 shutdown if it has answered, else by SIGKILL. In other contracts the call is dropped at once, and the plugin
 keeps running (session.py). A session ends by a graceful shutdown, step by step, then SIGKILL. Every wait is
-bounded.
+bounded. If a caller waits that got no answer, all of them together take less than a second.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ async def await_answer(
     except BaseException:
         # Our caller was cancelled, or its callback failed, or it is ^C.
         if waiter.answer is None:
-            await _cancel(state, token, waiter, account.reason(), GIVEN_UP)
+            if (reason := account.reason()) == account.USER_CANCELLED:
+                state.owes_answer, waiter.grace = True, waiter.given_up_grace
+            await _cancel(state, token, waiter, reason, GIVEN_UP)
         if isinstance(waiter.answer, Reply) or trio.current_time() >= deadline.at:
             move_to_late(waiter)
         raise
@@ -96,8 +98,9 @@ def move_to_late(waiter: Waiter) -> None:
 _SIGTERM = 15
 # For what is still to be written when a session is closed.
 _FLUSH_SECONDS = 1.0
-# For each step with a plugin whose last call timed out: its caller has already waited for the whole timeout.
-_SHORT_SECONDS = 0.5
+# For all steps with a plugin that owes the answer to its last call, whose caller waits for its end. It still
+# gets each of them: a third for its answer, a third for what is to be written, the rest for its exit.
+_HURRIED_SECONDS = 0.6
 # Until the monitor reports the end. It takes less, unless somebody has stopped the monitor itself.
 _END_SECONDS = KILL_SECONDS + 5.0
 
@@ -154,22 +157,23 @@ class Shutdown:
     async def _end_gracefully(self, steps: ShutdownSteps) -> None:
         """Send the contract's shutdown request, close stdin, send SIGTERM, then SIGKILL."""
         state = self._state
-        if state.owes_answer:
-            steps = steps._replace(
-                answer=min(steps.answer, _SHORT_SECONDS),
-                exit=min(steps.exit, _SHORT_SECONDS),
-                terminate=min(steps.terminate, _SHORT_SECONDS),
-                whole=0.0,
-            )
         began = trio.current_time()
         granted = state.terms.limits.teardown  # for all steps together
-        with trio.move_on_after(math.inf if granted is None else granted) as clock:
+        flush, hurried = _FLUSH_SECONDS, math.inf
+        if state.owes_answer:
+            hurried = _HURRIED_SECONDS
+            flush = third = hurried / 3
+            steps = steps._replace(answer=min(steps.answer, third), exit=min(steps.exit, third), whole=0.0)
+        with (
+            trio.move_on_after(hurried),
+            trio.move_on_after(math.inf if granted is None else granted) as clock,
+        ):
             if steps.frames and not state.outbox.closed:
                 with trio.move_on_after(steps.answer):
                     state.act_all(steps.frames)
                     await first_of(state.shutdown_answered, state.over, state.stdout_eof)
             state.outbox.close()
-            with trio.move_on_after(_SHORT_SECONDS if state.owes_answer else _FLUSH_SECONDS):
+            with trio.move_on_after(flush):
                 await state.flushed.wait()
             # Interrupts the writer if the plugin does not read.
             await state.cell.stdin.aclose()

@@ -91,7 +91,8 @@ class SessionState:
         # The verdict that follows the grace period of a cancelled call.
         self.doom: Outcome | None = None
         self.left: Outcome | None = None  # how a one-shot plugin ended by itself
-        self.owes_answer = False  # the last call timed out
+        self.owes_answer = False  # the last call timed out, or the plugin is ended with its caller
+        self.is_unanswered = False  # the caller of the last call gave it up
         self.more_time = MORE_SECONDS  # the hint of a call that timed out
         self.closing = False
         self._told_of_drops = False
@@ -257,6 +258,7 @@ class SessionState:
             case Alive():
                 self.alive.set()
             case LateAnswer(call):
+                self.is_unanswered = False
                 self._owed.pop(call, None)
                 self.note_quiet()
             case ShutdownAnswered(error):

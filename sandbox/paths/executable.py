@@ -11,6 +11,7 @@ from sandbox import look
 from sandbox.paths.walk import Link, TooManyLinks, close, real_path, walk
 
 _UNREAD_HINT = "find out why the machine cannot read it: `dmesg` tells about faults of a disk"
+_SHEBANG_BYTES = 256  # the kernel reads no more of a #! line
 ELF_MACHINES = {"x86_64": 62, "aarch64": 183}
 
 
@@ -92,6 +93,33 @@ def read_head(path: str, real: str) -> bytes:
         return os.read(fd, 4096)
     finally:
         os.close(fd)
+
+
+def interpreter_words(script: str, head: bytes) -> list[str]:
+    """The words of a script's #! line. Raises ProgramFault if there is none that the kernel can use."""
+    if not head.startswith(b"#!"):
+        raise ProgramFault(
+            f"{script} is neither an ELF program nor a script with a #! line",
+            "name an interpreter on its first line, for example #!/usr/bin/env python3",
+            found=True,
+        )
+    first = head[2:_SHEBANG_BYTES].split(b"\n", 1)[0]
+    line = os.fsdecode(first).strip()
+    words = line.split()
+    if not words or not words[0].startswith("/"):
+        raise ProgramFault(
+            f"{script}: its #! line has no absolute path ({line!r})",
+            "write for example #!/usr/bin/python3 or #!/usr/bin/env python3",
+            found=True,
+        )
+    if first.endswith(b"\r"):
+        raise ProgramFault(
+            f"{script}: its #! line ends with a carriage return, which the kernel takes as part of the "
+            "interpreter's name",
+            f"save it with Unix line endings (sed -i 's/\\r$//' {script})",
+            found=True,
+        )
+    return words
 
 
 _PHENTSIZE = 56  # of ELF64; the kernel runs no other

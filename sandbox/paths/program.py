@@ -12,7 +12,15 @@ import os
 from sandbox import look
 from sandbox.paths import packages, shims
 from sandbox.paths.denied_paths import lexical_hit
-from sandbox.paths.executable import ProgramFault, follow, is_executable, loader_of, proc_fault, read_head
+from sandbox.paths.executable import (
+    ProgramFault,
+    follow,
+    interpreter_words,
+    is_executable,
+    loader_of,
+    proc_fault,
+    read_head,
+)
 from sandbox.paths.installation import DISPENSABLE_PARTS, home_of, is_runtime, package_of, parts_of, venv_base
 from sandbox.paths.mounts import contains
 from sandbox.paths.walk import Link
@@ -23,7 +31,6 @@ from sandbox.speed.value import NamedTuple
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _MAX_INTERPRETERS = 4  # the recursion limit of binfmt_script
-_SHEBANG_BYTES = 256  # the kernel reads no more of a #! line
 
 
 class Program(NamedTuple):
@@ -369,39 +376,21 @@ def _show_executable(path: str, search: _ProgramSearch, *, trusted: bool, deep: 
         if (loader := loader_of(path, real, head)) is not None:
             search.code.append(loader)
             search.show(loader, trusted=deep)
-    elif head.startswith(b"#!"):
+    else:
+        words = interpreter_words(path, head)
         if depth == _MAX_INTERPRETERS:
             raise ProgramFault(
                 f"{path}: its #! lines lead in a circle",
                 "name a program that is no script on the first line",
                 found=True,
             )
-        _show_interpreter(path, head, search, deep=deep, depth=depth + 1)
-    else:
-        raise ProgramFault(
-            f"{path} is neither an ELF program nor a script with a #! line",
-            "name an interpreter on its first line, for example #!/usr/bin/env python3",
-            found=True,
-        )
+        _show_interpreter(path, words, search, deep=deep, depth=depth + 1)
 
 
-def _show_interpreter(script: str, head: bytes, search: _ProgramSearch, *, deep: bool, depth: int) -> None:
-    line = os.fsdecode(head[2:_SHEBANG_BYTES].split(b"\n", 1)[0]).strip()
-    words = line.split()
-    if not words or not words[0].startswith("/"):
-        raise ProgramFault(
-            f"{script}: its #! line has no absolute path ({line!r})",
-            "write for example #!/usr/bin/python3 or #!/usr/bin/env python3",
-            found=True,
-        )
+def _show_interpreter(
+    script: str, words: list[str], search: _ProgramSearch, *, deep: bool, depth: int
+) -> None:
     interpreter = words[0]
-    if head[2:_SHEBANG_BYTES].split(b"\n", 1)[0].endswith(b"\r"):
-        raise ProgramFault(
-            f"{script}: its #! line ends with a carriage return, which the kernel takes as part of the "
-            "interpreter's name",
-            f"save it with Unix line endings (sed -i 's/\\r$//' {script})",
-            found=True,
-        )
     if not look.lexists(interpreter):
         raise ProgramFault(
             f"{script}: its interpreter {interpreter} does not exist",

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import typing
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ import pytest
 import trio
 
 import runner
-from runner import aio, library, trio_thread
+from runner import aio, library, lifecycle, trio_thread
+from runner.aio import lifecycle as aio_lifecycle
 from runner.launch.remote import forkserver
+from runner.lifecycle import feed
 from runner.protocol import bus
 from runner.protocol.bus import PAYLOAD_MOST_BYTES
 from runner.protocol.host_services import Services as ServicesOnTrio
@@ -60,11 +63,15 @@ def run(main: Callable[[], Any]) -> Any:
 
 # Awaited on asyncio only: `runner.call` blocks, and a bus belongs to trio's thread.
 AWAITED = {"call", "SnapshotBus.publish", "SnapshotBus.forget"}
+# All of a supervisor is on trio's thread.
+AWAITED |= {f"Supervisor.{name}" for name in ("add", "plugins", "subscribe", "log_lines", "logs", "follow")}
 # Names of the trio library that are of use only on trio.
 ONLY_ON_TRIO = {
     "SnapshotBus": {"join", "find_action", "awaited", "offer", "retract"},
     "OpenPlugin": {"begin_call", "call_for_result", "on_stderr", "over", "parked", "pid"},
     "Services": {"offered"},
+    "Supervisor": {"close", "deliver_notices", "end_feeds"},
+    "BoundedFeed": {"tell"},
 }
 
 
@@ -81,7 +88,8 @@ def _shape(function: Any) -> tuple[list[tuple[Any, ...]], Any]:
 def _type(hint: Any) -> str:
     is_class = isinstance(hint, type) and typing.get_origin(hint) is None
     text = hint.__qualname__ if is_class else str(hint)
-    for module in ("aio", "library", "protocol.bus", "protocol.host_services"):
+    modules = ("aio.lifecycle", "lifecycle.feed", "lifecycle.supervisor", "aio", "library")
+    for module in (*modules, "protocol.bus", "protocol.host_services"):
         text = text.replace(f"runner.{module}.", "")
     for face in (aio, library):  # callbacks of runner.aio may be coroutine functions too
         text = text.replace(str(face.OnProgress), "OnProgress")
@@ -97,11 +105,16 @@ def test_both_faces_have_the_same_names() -> None:
     differ = {name for name in library.__all__ if getattr(aio, name) is not getattr(library, name)}
     assert differ == {"OpenPlugin", "Services", "SnapshotBus", "call", "open_plugin", "run"}
     assert runner.aio is aio
+    assert aio_lifecycle.__all__ == lifecycle.__all__
+    ours, theirs = vars(aio_lifecycle), vars(lifecycle)
+    differ = {name for name in lifecycle.__all__ if ours[name] is not theirs[name]}
+    assert differ == {"Supervisor", "open_supervisor"}
 
 
-@pytest.mark.parametrize("name", ["call", "open_plugin", "run"])
+@pytest.mark.parametrize("name", ["call", "open_plugin", "run", "open_supervisor"])
 def test_functions_have_the_same_signature(name: str) -> None:
-    ours, theirs = getattr(aio, name), getattr(library, name)
+    faces = (aio_lifecycle, lifecycle) if name == "open_supervisor" else (aio, library)
+    ours, theirs = (getattr(face, name) for face in faces)
     assert _shape(ours) == _shape(theirs)
     assert inspect.iscoroutinefunction(inspect.unwrap(ours)) == (
         inspect.iscoroutinefunction(inspect.unwrap(theirs)) or name in AWAITED
@@ -115,13 +128,15 @@ def test_functions_have_the_same_signature(name: str) -> None:
         (aio.SnapshotBus, library.SnapshotBus),
         (aio.Subscription, bus.Subscription),
         (aio.Services, ServicesOnTrio),
+        (aio_lifecycle.Supervisor, lifecycle.Supervisor),
+        (aio_lifecycle.BoundedFeed, feed.BoundedFeed),
     ],
     ids=lambda each: f"{each.__module__}.{each.__name__}",
 )
 def test_classes_have_the_same_members(ours: Any, theirs: Any) -> None:
     name = ours.__name__
     only_on_trio = ONLY_ON_TRIO.get(name, set())
-    instance_variables = {"version", "held", "focused_screen"}  # properties here
+    instance_variables = {"version", "held", "focused_screen", "dropped"}  # properties here
     mine, other = _public(ours), _public(theirs)
     assert mine.keys() - {"on_trio"} - instance_variables == other.keys() - only_on_trio - instance_variables
     for member in mine.keys() & other.keys():
@@ -346,6 +361,72 @@ def test_a_cancelled_call_of_a_package(shelf: Path) -> None:
                 assert found is not None
                 assert (found["status"], found["code"]) == ("cancelled", "devkit.cancelled")
             assert (await plugin.call("reader", {}))["structured_output"]["served"] == 1
+
+    run(main)
+
+
+@pytest.mark.launches
+def test_a_supervisor(shelf: Path) -> None:
+    """A program survives the crash of its plugin. Services, events and progress are on the loop of the task
+    that opened the supervisor, or made the call."""
+    heard: list[tuple[Any, str]] = []
+    host = Host()
+
+    async def main() -> None:
+        has_heard = asyncio.Event()
+
+        async def hear(name: str, event: aio.Notice | aio.Progress) -> None:
+            await asyncio.sleep(0)
+            heard.append((asyncio.get_running_loop(), name))
+            has_heard.set()
+
+        numbers = {"respawn": True, "backoff": 0.05, "jitter": 0.0}
+        made = partial(aio_lifecycle.Spec, environ=ENVIRON, numbers=numbers)
+        async with aio_lifecycle.open_supervisor(on_event=hear) as supervisor:
+            news = await supervisor.subscribe()
+            await supervisor.add(made("bare", shelf / "nexo_bare", services=aio.Services(memory=host)))
+            await supervisor.add(made("steps", shelf / "mcp_bare", server="legacy"))
+            with pytest.raises(ValueError, match="already"):
+                await supervisor.add(made("bare", shelf / "nexo_bare"))
+            with pytest.raises(ValueError, match=r"runner\.aio\.Services"):
+                await supervisor.add(made("other", shelf / "nexo_bare", services=ServicesOnTrio()))
+            with pytest.raises(aio_lifecycle.UnknownPlugin):
+                await supervisor.call("nobody", "bare_echo", TEXT)
+            asked = {"agent_id": "ada", "query": "gears", "limit": 3}
+            answer = (await supervisor.call("bare", "bare_recall", asked)).value
+            assert answer["result"]["entries"][0]["content"] == "gears for bare"
+            assert host.seen[0][0] is asyncio.get_running_loop()
+            stepped = asyncio.Event()
+            given = {"steps": 900, "seconds": 1}
+            task = asyncio.create_task(
+                supervisor.call("steps", "slow", given, on_progress=lambda _: stepped.set())
+            )
+            await stepped.wait()
+            await has_heard.wait()
+            assert heard[0] == (asyncio.get_running_loop(), "steps")
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            slow = asyncio.create_task(supervisor.call("bare", "bare_slow", {"seconds": 600}))
+            found: dict[str, aio_lifecycle.Status] = {}
+            while not found or found["bare"].in_flight == 0:
+                found = {each.name: each for each in await supervisor.plugins()}
+            os.kill(found["bare"].pids[0], signal.SIGKILL)
+            with pytest.raises(aio.PluginFailure) as failed:
+                await slow
+            assert failed.value.outcome.cause == "signal:9"
+            assert (await supervisor.call("bare", "bare_echo", TEXT)).value["content"] == ECHO
+            assert sum(each.restarts for each in await supervisor.plugins()) == 1
+            assert "bare_echo" in {tool["name"] for tool in await supervisor.tools("bare")}
+            await supervisor.stop("bare")
+            with pytest.raises(aio_lifecycle.Unavailable) as refused:
+                await supervisor.call("bare", "bare_echo", TEXT)
+            assert refused.value.state == "stopped"
+            log = await supervisor.follow("bare")
+        happened = [each.what async for each in news if each.name == "bare" and each.what != "state"]
+        assert happened == ["crashed", "respawning", "respawned"] and news.dropped == 0
+        assert [piece async for piece in log] == []  # it has ended with its supervisor
+        log.close()
 
     run(main)
 

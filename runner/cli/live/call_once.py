@@ -36,7 +36,6 @@ def call_once(request: SessionRequest, output: Output) -> int:
             raise await _with_names(session, request.call, error) from None
         except PluginFailure as error:
             if error.outcome.code == "timeout" and not session.is_over:
-                error.stderr = session.stderr
                 # Before the shutdown, which takes a moment.
                 output.failure(error, session.terms.notes)
             raise

@@ -15,7 +15,7 @@ def try_on_trio(book: RuleBook, subject: TrialSubject, seconds: float) -> tuple[
     async def work() -> tuple[Verdict, ...]:
         verdicts: tuple[Verdict, ...] = ()
         failed: PluginFailure | None = None
-        async with cancelled_by_signals(lambda first: None) as numbers:
+        async with cancelled_by_signals(lambda *_: None) as numbers:
             try:
                 verdicts = await try_plugin(book, subject, seconds)
             except PluginFailure as failure:

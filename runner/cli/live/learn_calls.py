@@ -54,7 +54,7 @@ async def _talk(
     said: list[str] = []
     failed: PluginFailure | None = None
 
-    def on_signal(first: bool) -> None:
+    def on_signal(_: int, first: bool) -> None:
         if not first:
             for session in made:
                 session.kill()

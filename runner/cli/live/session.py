@@ -148,13 +148,15 @@ async def _conversation(request: SessionRequest, output: Output, what: str, work
     failed: PluginError | PluginFailure | None = None
     phase: Phase = "launch"
 
-    def on_signal(first: bool) -> None:
+    def on_signal(number: int, first: bool) -> None:
         nonlocal phase
         if first and seen:  # a signal between answer and shutdown still interrupts the call
             phase = "call" if seen[0].phase == "run" else seen[0].phase
         if output.has_told or not first:  # only the shutdown is left, or the caller does not want to wait
             for session in seen:
                 session.kill()
+        elif number == signal.SIGINT and seen and seen[0].is_polite:
+            output.warn("the plugin is asked to end; press Ctrl-C again to end it at once")
 
     async with cancelled_by_signals(on_signal) as numbers:
         try:
@@ -293,8 +295,8 @@ def _leaves(group: BaseExceptionGroup[Any]) -> list[Any]:
 
 
 @asynccontextmanager
-async def cancelled_by_signals(on_signal: Callable[[bool], None]) -> AsyncIterator[list[int]]:
-    """The first signal cancels the body. `on_signal` is called for each, with whether it is the first."""
+async def cancelled_by_signals(on_signal: Callable[[int, bool], None]) -> AsyncIterator[list[int]]:
+    """The first signal cancels the body. `on_signal` gets each, and whether it is the first."""
     numbers: list[int] = []
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as arrived:
         async with trio.open_nursery() as nursery:
@@ -304,7 +306,7 @@ async def cancelled_by_signals(on_signal: Callable[[bool], None]) -> AsyncIterat
                 async for number in arrived:
                     numbers.append(number)
                     body.cancel()
-                    on_signal(len(numbers) == 1)
+                    on_signal(number, len(numbers) == 1)
 
             nursery.start_soon(listen)
             with body:

@@ -306,7 +306,7 @@ def secrets_of(args: argparse.Namespace) -> dict[str, bytes]:
     if found:
         contract = contract_at_args(args)
         if contract is not None and "secret_files" not in (takes := find_contract(contract).takes):
-            other = "; use --secrets" if "secrets" in takes else "; leave it out"
+            other = "; use --secrets" if "secrets" in takes else "; pass it as a variable: --env NAME"
             raise ValueError(f"--secret: the contract {contract} has no secrets in files{other}")
     for name, value, option in _given_options(args):
         if option is not None and option.secret:

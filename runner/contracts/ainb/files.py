@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from runner.manifest.faults import Faults
+from runner.manifest.program import check_format
 from runner.manifest.table import Table
 from runner.plugin import Plugin
 from sandbox import look
@@ -33,4 +34,6 @@ def check_files(document: Document, plugin: Plugin | None) -> tuple[Diagnostic, 
             hint = "move the plugin to another filesystem, or mount that one with exec"
         message = f"the file {quoted(name)} beside the manifest {message}"
         faults.error(("plugin", "name"), "executable_missing", message, hint)
+    else:
+        check_format(faults, ("plugin", "name"), path)
     return faults.diagnostics()

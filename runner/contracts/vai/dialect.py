@@ -78,6 +78,9 @@ OPERATIONS: Mapping[str, str] = {
 }
 # Seconds for the answer to a request that was cancelled.
 GRACE_SECONDS: Mapping[str, float] = {"tool": 2.0, "hook": 2.0, "compactor": 5.0, "harness": 10.0}
+# The same for a call that its caller has given up. Only a harness is worth waiting for: it may answer with a
+# checkpoint.
+_GIVEN_UP_SECONDS = 0.3
 _CALL_SECONDS = 20.0  # of an export that is not declared
 
 # The session's reasons for a cancellation, in the words of the contract. Others are sent as they are.
@@ -162,6 +165,9 @@ class VaiDialect(Dialect):
 
     def grace(self, call: Call) -> float:
         return GRACE_SECONDS.get(call.kind, 0.0)
+
+    def given_up_grace(self, call: Call) -> float:
+        return self.grace(call) if call.kind == "harness" else min(self.grace(call), _GIVEN_UP_SECONDS)
 
     def opening(self) -> Events:
         if self._stage == "over":

@@ -52,6 +52,7 @@ def advise(
         *_unresolved(scene, answered, ITS_ANSWER),
         *_refuses_given(scene, clues, _ITS_STDERR),
         *_refuses_given(scene, answered, ITS_ANSWER),
+        *_limits(scene, clues),
         # Before those of stderr, which may name the same: these are shown for a call that failed, too.
         *_PathAdvice(scene, mounts).of_text(answered.paths, ITS_ANSWER),
         *paths.of_text(clues.paths, _ITS_STDERR),
@@ -72,6 +73,17 @@ def _select(found: tuple[Advice, ...]) -> tuple[Advice, ...]:
         (first if counts[each.kind] <= _MOST_OF_A_KIND else rest).append(each)
     taken = {*first[:MOST_SHOWN], *rest[: max(0, MOST_SHOWN - len(first))]}
     return tuple(each for each in found if each in taken)
+
+
+# --- limits -------------------------------------------------------------------------------------------------
+
+
+def _limits(scene: Scene, clues: Clues) -> Iterator[Advice]:
+    for limit in scene.process_limits:
+        if limit.name in clues.exhausted:
+            what = {"memory": "memory ran out", "pids": "no process or thread could be made"}[limit.name]
+            limited = f"the {limit.name} limit is {limit.amount}, counted without a cgroup"
+            yield Advice("limit", f"{_ITS_STDERR} says that {what}; {limited}: {limit.remedy}")
 
 
 # --- hosts --------------------------------------------------------------------------------------------------

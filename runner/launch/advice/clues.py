@@ -58,6 +58,18 @@ _WRITING = re.compile(
     r"\b(?:mkdir|write|writing|create|creating|unlink|remove|rename|rmdir|copyfile|touch|save|saving)", re.I
 )
 
+# What programs say when the kernel gives them no more memory, and no more processes or threads.
+_EXHAUSTED = {
+    "memory": re.compile(
+        r"MemoryError|ENOMEM|bad_alloc|(?:[Cc]annot|[Cc]ould not|[Uu]nable to) allocate|[Oo]ut of memory"
+        r"|OutOfMemory|memory allocation of \d+ bytes failed|[Ff]ailed to reserve"
+    ),
+    "pids": re.compile(
+        r"EAGAIN|[Rr]esource temporarily unavailable|can't start new thread|pthread_create|[Cc]annot fork"
+        r"|unable to create (?:new )?native thread"
+    ),
+}
+
 _NAME = re.compile(r"\b[A-Z][A-Z0-9_]{2,63}\b")
 _ABOUT_A_VARIABLE = re.compile(
     r"\benv(?:ironment)?\b|\bnot set\b|\bunset\b|\bmissing\b|\brequired?\b|\bundefined\b|KeyError|\bmust\b"
@@ -89,6 +101,7 @@ class Clues(NamedTuple):
     names: tuple[str, ...] = ()
     offline: bool = False  # some line says that a host was not found, or the network
     given: str = ""  # an address that a name has in the cage alone, and that is not public for the plugin
+    exhausted: tuple[str, ...] = ()  # limits that some line may be about
 
 
 def read_clues(stderr: str) -> Clues:
@@ -112,6 +125,7 @@ def read_clues(stderr: str) -> Clues:
         tuple(names)[:_MOST_CLUES],
         any(map(_NO_NETWORK.search, lines)),
         next((found[0] for line in lines if (found := _GIVEN.search(line)) and _NOT_PUBLIC.search(line)), ""),
+        tuple(name for name, said in _EXHAUSTED.items() if any(map(said.search, lines))),
     )
 
 

@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from runner.launch.verdict import amount_of, raise_hint
 from sandbox.paths.mounts import join
 from sandbox.policy.policy import ApprovalRule, Policy
 from sandbox.spec import NetworkMode
@@ -35,6 +36,15 @@ class RefusedHost(NamedTuple):
     rule: str = ""  # the allowlist entry that would allow it; '': there is none
 
 
+class ProcessLimit(NamedTuple):
+    """A limit that is enforced by an rlimit, as for a user without a cgroup. Only the plugin notices that it
+    was reached."""
+
+    name: str  # memory, pids
+    amount: str
+    remedy: str
+
+
 class Scene(NamedTuple):
     policy: str  # its name
     approvals: ApprovalRule  # what a person may allow
@@ -56,10 +66,11 @@ class Scene(NamedTuple):
     hosts: tuple[RefusedHost, ...] = ()  # by the gate
     # The command that allows a plugin more; empty: the options of its own command line do.
     allow: tuple[str, ...] = ()
+    process_limits: tuple[ProcessLimit, ...] = ()
 
 
 # Every class that can occur in one.
-SCENE_CLASSES = (Scene, Mention, RefusedHost, ApprovalRule)
+SCENE_CLASSES = (Scene, Mention, RefusedHost, ProcessLimit, ApprovalRule)
 
 
 def scene_of(planned: Planned, environ: Mapping[str, str], hosts: tuple[RefusedHost, ...] = ()) -> Scene:
@@ -100,6 +111,13 @@ def scene_of(planned: Planned, environ: Mapping[str, str], hosts: tuple[RefusedH
         mentions=tuple(_mentions(planned)),
         hosts=hosts,
         allow=_allow(planned),
+        process_limits=tuple(
+            ProcessLimit(
+                name, amount_of(name, planned.grant.limits), raise_hint(name, planned.grant.decided_by)
+            )
+            for name in ("memory", "pids")
+            if name in planned.limits.fallbacks
+        ),
     )
 
 

@@ -150,6 +150,7 @@ def test_every_rule_has_a_mutant_that_is_told_exactly_that(
     ("words", "told"),
     [
         (["nothing", "."], "there is no contract 'nothing'"),
+        (["/etc"], "the contract of '/etc' is not clear; write runner conformance CONTRACT MANIFEST"),
         (["rune", ".", "--input", "{}"], "name it with --call"),
         (["rune", ".", "--call", "x", "--kind", "hook"], "--kind hook: the contract rune has tool"),
         (["rune", ".", "--timeout", "soon"], "--timeout soon: "),
@@ -203,6 +204,9 @@ def test_secrets_and_configuration_are_sent_in_the_handshake(plugin_dir: Path, s
 def test_a_plugin_that_is_not_launched_is_not_judged(runner_as: Caller, plugin_dir: Path) -> None:
     done = runner_as("conformance", "rune", plugin_dir / "nowhere")
     assert (done.returncode, done.stdout) == (20, "") and "nowhere" in done.stderr
+    (plugin_dir / "rterm-plugin.json").write_text("{}")  # its contract is known without being named
+    done = runner_as("conformance", plugin_dir)
+    assert (done.returncode, done.stdout) == (20, "") and "rterm-plugin.json" in done.stderr
     done = runner_as("conformance", "mcp", "--read", "/root", "--", "/usr/bin/cat")
     assert (done.returncode, done.stdout) == (21, "") and done.stderr.startswith("runner: policy_denied")
     assert "Traceback" not in done.stderr

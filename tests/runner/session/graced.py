@@ -121,8 +121,9 @@ class GracedPlugin:
         self.cell = cell
         self.heard: list[tuple[float, dict[str, Any]]] = []
         self.reads_once = False  # it reads nothing more
+        self.ends_with_its_stdin = True
         self._handle = handle
-        self._began = trio.current_time()
+        self.began = trio.current_time()
         self.scope = trio.CancelScope(shield=True)  # a process of its own is not cancelled with its caller
 
     async def say(self, message: object) -> None:
@@ -140,12 +141,13 @@ class GracedPlugin:
                     *lines, kept = (kept + bytes(data)).split(b"\n")
                     for line in lines:
                         message = json.loads(line)
-                        self.heard.append((round(trio.current_time() - self._began, 3), message))
+                        self.heard.append((round(trio.current_time() - self.began, 3), message))
                         nursery.start_soon(self._handle, self, message)
                     if self.reads_once:
                         await trio.sleep_forever()
                 nursery.cancel_scope.cancel()
-        self.cell.end()
+        if self.ends_with_its_stdin:
+            self.cell.end()
 
 
 Handle = Callable[[GracedPlugin, dict[str, Any]], Awaitable[None]]

@@ -13,7 +13,7 @@ from runner.protocol.dialect import Call
 from runner.session.pending import Deadline
 from runner.session.session import Session
 from sandbox.spec import Limits
-from tests.runner.session.graced import GRACE, GracedPlugin, Handle, graced, obliging
+from tests.runner.session.graced import GRACE, GracedDialect, GracedPlugin, Handle, graced, obliging
 
 HANG = Call("tool", "hang")
 
@@ -91,6 +91,27 @@ async def test_the_caller_gives_up(autojump_clock: trio.abc.Clock) -> None:
         assert [why for _, why in plugin.cancels] == ["user_cancelled"]
         assert session.end is not None and session.end.outcome.code == "cancelled" and session.end.written
         assert session.is_over and plugin.cell.signals[0][0] == 9
+
+
+async def test_a_call_that_is_given_up_is_ended_within_its_own_grace(
+    autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers that it is cancelled, and then does not end: its caller does not wait for that either."""
+    monkeypatch.setattr(GracedDialect, "given_up_grace", lambda *_: 0.3)
+    async with graced(after_cancel({"no": "cancelled"}, 0.2)) as (session, plugin):
+        plugin.ends_with_its_stdin, plugin.cell.ignores_signals = False, True
+        with trio.move_on_after(3.0):
+            await session.call(HANG)
+        assert trio.current_time() - plugin.began == pytest.approx(3.2, abs=0.01)
+        await session.close()
+    assert [number for number, _ in plugin.cell.signals] == [15, 9]
+    ended = [at - plugin.began for _, at in plugin.cell.signals]
+    assert ended == pytest.approx([3.4, 3.8], abs=0.01)
+    async with graced(after_cancel({"no": "cancelled"}, 0.4)) as (session, plugin):
+        with trio.move_on_after(3.0):
+            await session.call(HANG)
+        [(number, at)] = plugin.cell.signals
+        assert number == 9 and at - plugin.began == pytest.approx(3.3, abs=0.01)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from runner.contracts.vai.declared import Declared, DeclaredExport, declared_by
 from runner.contracts.vai.package.machine import find_in_package, machine_fault, outside_message
 from runner.contracts.vai.package.schemas import read_schema
 from runner.manifest.faults import Faults
+from runner.manifest.program import check_format
 from runner.manifest.table import Table
 from runner.plugin import Plugin
 from runner.protocol.schema import Schema
@@ -82,7 +83,8 @@ def _schemas_of(export: DeclaredExport, place: KeyPath) -> Iterator[SchemaFile]:
 def _check_program(faults: Faults, root: str, name: str) -> None:
     keys: KeyPath = ("runtime", "entrypoint", 0)
     try:
-        status = look.stat(find_in_package(root, name))
+        path = find_in_package(root, name)
+        status = look.stat(path)
     except OSError as error:
         message = f"the program {quoted(name)} cannot be found in the package: {error.strerror}"
         hint = "the first word of entrypoint is a file in the package, not a command on PATH"
@@ -97,6 +99,8 @@ def _check_program(faults: Faults, root: str, name: str) -> None:
     elif not status.st_mode & 0o111:
         message = f"the program {quoted(name)} is not executable"
         faults.error(keys, "program_not_executable", message, f"chmod +x {name}")
+    else:
+        check_format(faults, keys, path)
 
 
 def _check_schema(faults: Faults, root: str, file: SchemaFile, known: bool) -> tuple[Diagnostic, ...]:

@@ -357,7 +357,7 @@ def test_secrets_from_a_pipe(
 
 @pytest.mark.usefixtures("boxed")
 def test_a_contract_without_them() -> None:
-    with pytest.raises(ValueError, match="the contract other has no secrets in files; leave it out"):
+    with pytest.raises(ValueError, match="other has no secrets in files; pass it as a variable: --env NAME"):
         options.secrets_of(given_options("other", secret=["key=env:HOME"]))
     with pytest.raises(ValueError, match="--token belongs to boxed, and this is a manifest of other"):
         options.secrets_of(given_options("other", token="env:HOME"))

@@ -243,19 +243,20 @@ def test_an_answer_before_the_question_is_a_violation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "operation", "grace", "seconds"),
+    ("call", "operation", "grace", "given_up", "seconds"),
     [
-        (TOOL, "tool.invoke", 2.0, 20.0),
-        (HOOK, "hook.handle", 2.0, 15.0),
-        (COMPACTOR, "compactor.compact", 5.0, 120.0),
-        (HARNESS, "harness.run", 10.0, 1800.0),
+        (TOOL, "tool.invoke", 2.0, 0.3, 20.0),
+        (HOOK, "hook.handle", 2.0, 0.3, 15.0),
+        (COMPACTOR, "compactor.compact", 5.0, 0.3, 120.0),
+        (HARNESS, "harness.run", 10.0, 10.0, 1800.0),  # it may answer with a checkpoint
     ],
 )
-def test_a_request(call: Call, operation: str, grace: float, seconds: float) -> None:
+def test_a_request(call: Call, operation: str, grace: float, given_up: float, seconds: float) -> None:
     conversation = ready()
     (request,) = sent(conversation.call(TOKEN, call))
     assert request == frame("request", id="req_1", op=operation, body=call.input)
     assert (conversation.grace(call), conversation.seconds(call)) == (grace, seconds)
+    assert conversation.given_up_grace(call) == given_up
     assert ready(options={"timeout": "1.5"}).seconds(call) == 1.5
 
 

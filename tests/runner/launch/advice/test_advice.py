@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from runner.launch.advice.advice import MOST_SHOWN, advise
-from runner.launch.advice.scene import Mention, RefusedHost, Scene
+from runner.launch.advice.scene import Mention, ProcessLimit, RefusedHost, Scene
 from runner.outcome import Advice, advice_of_calls
 from sandbox.network.egress import SYNTHETIC_IPV4, SYNTHETIC_IPV6
 from sandbox.paths.mounts import parse_mountinfo
@@ -477,6 +477,27 @@ def test_not_more_than_five_and_not_all_of_a_kind(tmp_path: Path) -> None:
     assert [each.kind for each in found] == ["host", "host", "host", "read", "read"]
     found = advise(scene(tmp_path, mentions=words[:1], hosts=hosts), "DEMO_TOKEN is not set")
     assert [each.kind for each in found] == ["host", "host", "host", "read", "variable"]
+
+
+@pytest.mark.parametrize(
+    ("stderr", "names"),
+    [
+        ("Traceback (most recent call last):\nMemoryError", ["memory"]),
+        ("terminate called after throwing an instance of 'std::bad_alloc'", ["memory"]),
+        ("fork: Cannot allocate memory", ["memory"]),
+        ("RuntimeError: can't start new thread", ["pids"]),
+        ("sh: 0: Cannot fork\nOSError: [Errno 11] Resource temporarily unavailable", ["pids"]),
+        ("it remembers its pid", []),
+    ],
+)
+def test_limits_that_only_the_plugin_notices(tmp_path: Path, stderr: str, names: list[str]) -> None:
+    limits = tuple(ProcessLimit(name, "64 units", f"raise {name}") for name in ("memory", "pids"))
+    found = advise(scene(tmp_path, process_limits=limits), stderr)
+    assert [each.kind for each in found] == ["limit" for _ in names]
+    for name, each in zip(names, found, strict=True):
+        assert each.text.startswith("its stderr says that ")
+        assert each.text.endswith(f"the {name} limit is 64 units, counted without a cgroup: raise {name}")
+    assert advise(scene(tmp_path), stderr) == ()  # a cgroup would have told
 
 
 def test_a_word_that_is_repeated_is_told_once(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ class OpenPlugin:
             begin = partial(self._opened.begin_call, name, input, kind, seconds, context)
             return await self._home.call(begin, call)
         tell = self._home.callbacks()(on_progress)
-        return await self._home.run(_call_with_progress, call, tell, self._waiting)
+        return await self._home.run(call_with_progress, call, tell, self._waiting)
 
     async def list(self, what: str = "tools") -> Sequence[Mapping[str, Any]]:
         """List what the plugin exposes: "tools", and what else its contract can list, such as "prompts". Each
@@ -169,10 +169,10 @@ class OpenPlugin:
     def events(self) -> AsyncIterator[Notice | Progress]:
         """The plugin's notifications and progress, until it ends. For one reader. Of unread events, at most
         256 and 32 MiB are held; further ones are dropped."""
-        return _Reader(self._opened.events().__anext__, self._home)
+        return Reader(self._opened.events().__anext__, self._home)
 
 
-class _Reader(AsyncIterator[_T]):
+class Reader(AsyncIterator[_T]):
     """Reads an iterator of trio, one value at a time: what waits is bounded on trio's side."""
 
     def __init__(self, read: Callable[[], Awaitable[_T]], home: Home) -> None:
@@ -189,7 +189,7 @@ class _Reader(AsyncIterator[_T]):
         self._unread.append(await self._read())
 
 
-async def _call_with_progress(
+async def call_with_progress(
     call: Callable[..., Awaitable[_T]], tell: Callable[[Mapping[str, Any]], Awaitable[Any]], share: Share
 ) -> _T:
     """Make a call on trio. `tell` gets its progress piece by piece, all of it before this returns. What
@@ -233,7 +233,7 @@ async def _call_with_progress(
 # --- services -----------------------------------------------------------------------------------------------
 
 
-class Subscription(_Reader[Snapshot]):
+class Subscription(Reader[Snapshot]):
     """A topic: `with bus.subscribe(TOPIC) as news: async for each in news: …`.
 
     It begins when it is made. If more than 64 MiB wait for its reader, it ends: the reader gets what was
@@ -288,7 +288,7 @@ class SnapshotBus:
 
     async def publish(self, topic: str, payload: bytes) -> int:
         """Publish as the host, and return the publication's version. Raises BusRefused."""
-        return await home().run(_awaited(self.on_trio.publish), topic, payload)
+        return await home().run(awaited(self.on_trio.publish), topic, payload)
 
     async def room(self, topic: str, publisher: Member | None = None) -> None:
         """Wait until the topic's subscribers have room for more, for 5 seconds at most. Code of the host that
@@ -305,7 +305,7 @@ class SnapshotBus:
 
     async def forget(self, topic: str) -> None:
         """Drop the topic's value. Subscribers are not told."""
-        await home().run(_awaited(self.on_trio.forget), topic)
+        await home().run(awaited(self.on_trio.forget), topic)
 
     def register_action(self, name: str, handler: Callable[[bytes], Awaitable[bytes]]) -> None:
         """Let plugins invoke `name` (host/action/invoke): the handler gets the payload and returns one. It
@@ -313,7 +313,7 @@ class SnapshotBus:
         self.on_trio.register_action(name, home().callbacks()(handler))
 
 
-def _awaited(function: Callable[..., _T]) -> Callable[..., Awaitable[_T]]:
+def awaited(function: Callable[..., _T]) -> Callable[..., Awaitable[_T]]:
     async def call(*args: Any) -> _T:
         return function(*args)
 
@@ -349,7 +349,7 @@ class _Service:
         return self._callback(getattr(self._service, name))
 
 
-def _services_on_trio(given: Services | None, home: Home) -> library.Services | None:
+def services_on_trio(given: Services | None, home: Home) -> library.Services | None:
     if given is None:
         return None
     if not isinstance(given, Services):
@@ -418,7 +418,7 @@ async def open_plugin(
     opening = library.open_plugin(
         path,
         policy=policy,
-        services=_services_on_trio(services, here),
+        services=services_on_trio(services, here),
         config=config,
         secrets=secrets,
         contract=contract,
@@ -450,11 +450,11 @@ async def run(
     if "secrets" in opening:
         opening["secrets"] = hide_secrets(opening["secrets"])
     here = home()
-    given: Any = {**opening, "services": _services_on_trio(opening.get("services"), here)}
+    given: Any = {**opening, "services": services_on_trio(opening.get("services"), here)}
     run = partial(library.run, path, name, input, kind=kind, seconds=seconds, context=context, **given)
     if on_progress is None:
         return await here.run(run)
-    return await here.run(_call_with_progress, run, here.callbacks()(on_progress), Share(EVENTS))
+    return await here.run(call_with_progress, run, here.callbacks()(on_progress), Share(EVENTS))
 
 
 async def call(path: Path, name: str, input: Any = None, **options: Unpack[RunArguments]) -> Any:  # noqa: A002
