@@ -105,11 +105,13 @@ class ClientGateway:
         self._news = NewsQueue[Callable[[], Awaitable[None]] | None]()
         self.on_first: Callable[[Context], Awaitable[None]] | None = None
         catalogue.on_changed.append(self._list_changed)
+        catalogue.on_remark.append(self._remarked)
         nursery.start_soon(self._tell)
 
     def close(self) -> None:
         """This client is told nothing more."""
         self._catalogue.on_changed.remove(self._list_changed)
+        self._catalogue.on_remark.remove(self._remarked)
 
     def server(self) -> Server[Any]:
         server: Server[Any] = Server(
@@ -162,9 +164,19 @@ class ClientGateway:
 
     async def _tell_remarks(self, context: Context, known: KnownSource) -> None:
         for remark in (known.fault, *known.remarks):
-            if remark and remark not in self._told and len(self._told) < _MOST_REMARKS:
-                self._told.add(remark)
+            if remark and self._is_new(remark):
                 await self._log(context, "warning", "runner", remark)
+
+    def _remarked(self, plugin: str, remark: str) -> None:
+        """Tell the sessions at once. The newer protocol has none, and its clients hear it with a list."""
+        if self._sessions and self._settings.sees_plugin(plugin) and self._is_new(remark):
+            self._news.put(partial(self._log_to_all, "warning", "runner", remark), remark)
+
+    def _is_new(self, remark: str) -> bool:
+        if remark in self._told or len(self._told) >= _MOST_REMARKS:
+            return False
+        self._told.add(remark)
+        return True
 
     # --- calls ----------------------------------------------------------------------------------------------
 
@@ -334,6 +346,11 @@ class ClientGateway:
         # Not on the stream of its request, which may be over. The newer protocol has no other.
         send = partial(context.session.send_log_message, level, data, logger)  # type: ignore[arg-type]
         await _try(send)
+
+    async def _log_to_all(self, level: str, logger: str, data: Any) -> None:
+        for each in list(self._sessions.values()):
+            if _LEVELS.index(level) >= each.level:
+                await _try(partial(each.session.send_log_message, level, data, logger))  # type: ignore[arg-type]
 
     # --- sessions of the older protocol ---------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from runner.cli.shared.text import print_diagnostics, say
+from runner.extras import missing
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import DocumentError, printable
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 NAME = "gateway"
 EXAMPLE = "runner gateway --config ./plugins --config ~/.cursor/mcp.json"
 PATH = "/mcp"  # of a daemon's door
-MISSING = "{} is missing; install it with pip install 'plugin-runner[gateway]'"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
         stdio.run(options, dict(os.environ), tell)
     except ModuleNotFoundError as error:
-        tell(MISSING.format(error.name))
+        tell(missing("gateway", error))
         return EXIT["launch_failed"]
     except DocumentError as error:
         import sys
