@@ -17,7 +17,8 @@ _DEBIAN = f"/usr/lib/{_NAME}"
 
 def missing(extra: str, error: ModuleNotFoundError) -> str:
     """What to say if an import failed that the extra provides."""
-    return f"{error.name} is missing; install it with {install_command(extra)}"
+    name = (error.name or "a package").partition(".")[0]
+    return f"{name} is missing; install it with {install_command(extra)}"
 
 
 def install_command(extra: str, root: str = CODE_ROOT, prefix: str = sys.prefix) -> str:
