@@ -136,6 +136,10 @@ class McpDialect(Dialect):
     def counters(self) -> Mapping[str, int]:
         return {"late": self._peer.late, "unknown": self._peer.unknown, **self._counted}
 
+    @property
+    def noise(self) -> str:
+        return self._peer.noise
+
     # --- outgoing messages --------------------------------------------------------------------------------
 
     def opening(self) -> list[Event]:
