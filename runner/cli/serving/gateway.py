@@ -43,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--list-wait",
         metavar="TIME",
         default="5s",
-        help="how long a list waits for plugins that start; those that are late follow (default: 5s)",
+        help="how long a list waits for plugins of which none is recorded yet; those that are late follow"
+        " (default: 5s)",
     )
     parser.add_argument("--audit", metavar="FILE", help="add a line of JSON for each call to this file")
     parser.add_argument(
