@@ -255,7 +255,11 @@ def _ask_for_tools(gateway: StdioGateway) -> None:
     """Start each server once, as the gateway would, and record its tools: the first list has them at once."""
     _put("Asking its servers for their tools, each in its cage; Ctrl-C skips that.")
     sys.stdout.flush()
-    found = gateway.ask_all()
+    try:
+        found = gateway.ask_all()
+    except Exception as error:  # noqa: BLE001 -- the file is changed already; the gateway itself will tell it
+        say(f"runner wrap: they could not be asked: {printable(f'{type(error).__name__}: {error}')}")
+        return
     for name in (each.source.name for each in found if each.asking):
         say(f"runner wrap: {printable(name)}: no answer within {_ASK_SECONDS:g} s; its tools come later")
     answered = [each for each in found if each.lists is not None]
