@@ -127,8 +127,8 @@ def test_an_answer_with_another_id_is_told_while_a_request_waits() -> None:
         assert peer.noise == (f"it sent an answer with the id {shown}, and the open request has the number 2")
     peer.receive({"id": "\x1b[2J" + "x" * 10_000, "result": 0})
     assert peer.noise.isprintable() and len(peer.noise) < 200
-    for number in (1, 2):
-        peer.receive({"id": number, "result": 0})
+    peer.receive({"id": 1, "result": 0})
+    peer.receive({"id": 2, "result": 0})
     peer.request("c", "m")
     assert peer.noise == ""
 
