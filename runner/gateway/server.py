@@ -102,6 +102,8 @@ class ClientGateway:
         self._bus = InMemorySubscriptionBus()
         self._told: set[str] = set()  # remarks that this client has heard
         self._changed: set[str] = set()
+        self._listing = 0  # lists that are being answered
+        self._listed = trio.Event()  # none is any more
         self._news = NewsQueue[Callable[[], Awaitable[None]] | None]()
         self.on_first: Callable[[Context], Awaitable[None]] | None = None
         catalogue.on_changed.append(self._list_changed)
@@ -145,11 +147,18 @@ class ClientGateway:
     def _lister(self, what: str) -> Callable[[Context, Any], Awaitable[Any]]:
         async def lists(context: Context, params: Any) -> dict[str, Any]:
             found: list[dict[str, Any]] = []
-            for known in await self._catalogue.all():
-                if not self._settings.sees_plugin(known.source.name):
-                    continue
-                await self._tell_remarks(context, known)
-                found += (self._entry(what, each) for each in known.shown.get(what, {}).values())
+            self._listing += 1
+            try:
+                for known in await self._catalogue.all():
+                    if not self._settings.sees_plugin(known.source.name):
+                        continue
+                    await self._tell_remarks(context, known)
+                    found += (self._entry(what, each) for each in known.shown.get(what, {}).values())
+            finally:
+                self._listing -= 1
+                if not self._listing:
+                    self._listed.set()
+                    self._listed = trio.Event()
             return finished({LISTS[what][1]: [each for each in found if each]})
 
         return lists
@@ -169,8 +178,17 @@ class ClientGateway:
 
     def _remarked(self, plugin: str, remark: str) -> None:
         """Tell the sessions at once. The newer protocol has none, and its clients hear it with a list."""
-        if self._sessions and self._settings.sees_plugin(plugin) and self._is_new(remark):
-            self._news.put(partial(self._log_to_all, "warning", "runner", remark), remark)
+        if self._sessions and self._settings.sees_plugin(plugin):
+            self._nursery.start_soon(self._tell_all, remark)
+
+    async def _tell_all(self, remark: str) -> None:
+        if self._listing:
+            await self._listed.wait()  # what the list itself tells comes before its answer
+        if not self._is_new(remark):
+            return  # a list has come before, and its client heard it with that
+        for each in list(self._sessions.values()):
+            if _LEVELS.index("warning") >= each.level:
+                await _try(partial(each.session.send_log_message, "warning", remark, "runner"))
 
     def _is_new(self, remark: str) -> bool:
         if remark in self._told or len(self._told) >= _MOST_REMARKS:
@@ -346,11 +364,6 @@ class ClientGateway:
         # Not on the stream of its request, which may be over. The newer protocol has no other.
         send = partial(context.session.send_log_message, level, data, logger)  # type: ignore[arg-type]
         await _try(send)
-
-    async def _log_to_all(self, level: str, logger: str, data: Any) -> None:
-        for each in list(self._sessions.values()):
-            if _LEVELS.index(level) >= each.level:
-                await _try(partial(each.session.send_log_message, level, data, logger))  # type: ignore[arg-type]
 
     # --- sessions of the older protocol ---------------------------------------------------------------------
 
