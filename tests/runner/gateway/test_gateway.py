@@ -396,9 +396,13 @@ async def test_hostile_plugins_and_what_a_client_sees(runner_as: Caller, shelf: 
             "overloaded (call): this client may make 6 calls a minute\ncall again in"
         )
     # The same plugin, for a client without a list: everything is there, and the record still counts.
-    async with on_stdio(runner_as, folder, mode="legacy") as client:
-        everything = await names(client)
-        assert "other__greet" in everything and "a__greet" in everything
+    heard = Heard()
+    async with on_stdio(runner_as, folder, mode="legacy", message_handler=heard.message) as client:
+        while "a__greet" not in (everything := await names(client)):
+            # What it listed last was withheld. Its own list has the description that a person saw.
+            await heard.changed.wait()
+            heard.changed = trio.Event()
+        assert "other__greet" in everything
 
 
 @pytest.mark.trio
