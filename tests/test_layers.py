@@ -49,7 +49,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.conformance.rules",),
     ("runner.conformance.report",),
     ("runner.protocol.*",),
-    ("runner.plugin", "runner.outcome", "runner.supervision", "runner.build"),
+    ("runner.plugin", "runner.outcome", "runner.supervision", "runner.build", "runner.extras"),
     ("runner",),
     ("sandbox.attacks.*",),
     ("sandbox.doctor.*",),

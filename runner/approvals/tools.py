@@ -101,6 +101,9 @@ class SeenTools(NamedTuple):
     proposed: dict[str, str]  # as the plugin listed them last, where they are withheld
     when: float  # of the first sight, in seconds since 1970
     version: int = _VERSION
+    # Names of what the plugin listed last as a person saw it, in its order, and what that list belongs to.
+    listed: tuple[str, ...] = ()
+    origin: str = ""
 
 
 def label(name: str) -> str:
@@ -148,19 +151,25 @@ class ToolRecord:
         return cls(folder)
 
     def judge(
-        self, plugin: str, lists: Mapping[str, Sequence[Mapping[str, Any]]], *, trust_first: bool = True
+        self,
+        plugin: str,
+        lists: Mapping[str, Sequence[Mapping[str, Any]]],
+        *,
+        trust_first: bool = True,
+        origin: str = "",
     ) -> Judgement:
         """What of a plugin may be shown. Records the first lists that are not empty; `trust_first`: whether
         what is in them counts as seen. `plugin`: from `identity_of`, or any text that names only this
-        plugin. `lists`: all of the plugin's. The withheld entries are kept for `runner allow --diff`."""
+        plugin. `lists`: all of the plugin's. The withheld entries are kept for `runner allow --diff`.
+        `origin`: what the lists belong to, for `remembered`."""
         listed, refused = _canonical(lists)
         old = self._read(plugin)
-        new = _with_listed(old, listed, trust_first)
+        new = _with_listed(old, listed, trust_first, origin)
         # Two gateways may have two versions of one plugin, and each follows the file. If both wrote what they
         # have whenever the other one did, they would never stop.
         if new is not None and new not in (old, self._written.get(plugin)):
             with locked_folder(self._folder, _FOLDER_WHAT):
-                new = _with_listed(self._read(plugin), listed, trust_first) or new
+                new = _with_listed(self._read(plugin), listed, trust_first, origin) or new
                 self._write(plugin, new)
                 self._written[plugin] = new
         shown: dict[str, list[Mapping[str, Any]]] = {what: [] for what in lists}
@@ -179,6 +188,19 @@ class ToolRecord:
             if before or not is_bare:  # new resources come all the time
                 withheld.append(WithheldTool(label(name), reason))
         return Judgement(shown, withheld)
+
+    def remembered(self, plugin: str, origin: str) -> dict[str, list[Mapping[str, Any]]] | None:
+        """What `judge` showed last of the lists of this origin, without what no person has seen. None: it was
+        nothing, or is not known. Raises ValueError if the record is damaged inside."""
+        seen = self._read(plugin)
+        if seen is None or not seen.listed or not origin or seen.origin != origin:
+            return None
+        found: dict[str, list[Mapping[str, Any]]] = {what: [] for what in _LISTS}
+        for name in seen.listed:
+            if (text := seen.tools.get(name)) is not None:
+                what, line, _ = name.partition("\n")
+                found[what if line else "tools"].append(json.loads(text))
+        return found
 
     def proposed(self, plugin: str) -> tuple[ToolChange, ...] | None:
         """The withheld tools, as the plugin listed them last. None: no list of this plugin was ever seen."""
@@ -222,7 +244,8 @@ class ToolRecord:
                 )
                 raise ApprovalsUnusable(f"{message} for this plugin", self._remedy(plugin))
             rest = {name: text for name, text in seen.proposed.items() if tools.get(name) != text}
-            self._write(plugin, seen._replace(tools=tools, proposed=rest))
+            listed = (*seen.listed, *(name for name in seen.proposed if name not in rest))
+            self._write(plugin, seen._replace(tools=tools, proposed=rest, listed=listed))
 
     # --- the file ------------------------------------------------------------------------------------------
 
@@ -244,6 +267,10 @@ class ToolRecord:
             if version not in (_FIRST_VERSION, _VERSION) or data["plugin"] != plugin:
                 raise ValueError("it is of another version, or about another plugin than its name says")
             seen = SeenTools(_texts(data["tools"]), _texts(data["proposed"]), float(data["when"]), version)
+            listed, origin = data.get("listed", []), data.get("origin", "")
+            if not isinstance(listed, list) or not all(isinstance(each, str) for each in (*listed, origin)):
+                raise ValueError("what was listed last is no list of names")
+            seen = seen._replace(listed=tuple(listed), origin=origin)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             message = f"{_WHAT} {path} is damaged: {str(error)[:200]}"
             raise ApprovalsUnusable(message, self._remedy(plugin)) from None
@@ -331,7 +358,7 @@ def _without_words(resource: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _with_listed(
-    seen: SeenTools | None, listed: Mapping[str, _ListedEntry], trust_first: bool
+    seen: SeenTools | None, listed: Mapping[str, _ListedEntry], trust_first: bool, origin: str
 ) -> SeenTools | None:
     """The record after a list. None: there is still nothing to record."""
     texts = {name: each.text for name, each in listed.items()}
@@ -348,7 +375,11 @@ def _with_listed(
             if tools.get(name) == _dump(rest):
                 tools[name] = text
     proposed = {name: text for name, text in texts.items() if tools.get(name) != text}
-    return SeenTools(tools, proposed, time.time() if seen is None else seen.when)
+    shown = tuple(name for name in texts if name not in proposed)
+    if seen is not None and set(seen.listed) == set(shown):
+        shown = seen.listed  # another order is nothing new
+    when = time.time() if seen is None else seen.when
+    return SeenTools(tools, proposed, when, listed=shown, origin=origin)
 
 
 def _difference(before: str, after: str) -> str:

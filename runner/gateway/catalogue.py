@@ -1,7 +1,8 @@
 """What all plugins offer. A plugin is asked once, and again when something about it has changed.
 
 One that is slow or does not start keeps nobody else's list back: who asks waits for a bounded time, and is
-told later that there is more.
+told later that there is more. Until a plugin has answered, its list is what it listed the last time, as it is
+recorded: so a host's first list is whole at once. Calls wait for the plugin's own list.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class KnownSource:
         self.failed_at = -_AGAIN_SECONDS
         self.ask_after = 0.0  # seconds, by trio's clock
         self.missed = False  # somebody was answered without it
+        self.recalled = False  # `shown` is of the record, and the plugin has not answered yet
+        self.looked: trio.Event | None = None  # whether the record was read; None: nobody asked
         self.asking = False
         self.stale = False  # it has changed while it was asked
         self.done = trio.Event()
@@ -81,7 +84,8 @@ class Catalogue:
         self._known: dict[str, KnownSource] = {}  # by the plugin's part of public names
         self._left_out: set[tuple[str, str]] = set()  # plugins of which that was said
         self.on_changed: list[Callable[[str], None]] = []  # called with the name of a list
-        self.on_failed: Callable[[ToolSource, str], None] = lambda source, fault: None
+        # Called with a plugin's name and what is wrong with its lists: many hosts ask for lists only once.
+        self.on_remark: list[Callable[[str, str], None]] = []
 
     async def all(self) -> list[KnownSource]:
         """All plugins, with what is known after a bounded time."""
@@ -91,6 +95,8 @@ class Catalogue:
             self._ask(each)
         with trio.move_on_after(self._seconds):
             for each in known:
+                if each.asking and each.looked is not None:
+                    await each.looked.wait()
                 if each.asking and not each.shown:
                     await each.done.wait()
         for each in known:
@@ -111,7 +117,7 @@ class Catalogue:
         if part not in self._known:
             self._follow()
         known = self._known.get(part)
-        if known is not None and not known.shown:
+        if known is not None and (not known.shown or known.recalled):
             self._ask(known)
             if known.asking:
                 await known.done.wait()
@@ -185,6 +191,21 @@ class Catalogue:
             return
         known.asking, known.done = True, trio.Event()
         self._nursery.start_soon(self._learn, known)
+        if known.looked is None:
+            known.looked = trio.Event()
+            self._nursery.start_soon(self._recall, known, known.looked)
+
+    async def _recall(self, known: KnownSource, looked: trio.Event) -> None:
+        """Show what is recorded until the plugin has answered. One that may not start shows nothing."""
+        found = None
+        if not known.source.held:
+            try:
+                found = await trio.to_thread.run_sync(self._make_recalled, known.source)
+            except Exception:  # noqa: BLE001 -- a damaged record, which the plugin's own list tells
+                pass
+        if found is not None and known.asking and known.lists is None and not known.shown:
+            known.shown, known.recalled = found, True
+        looked.set()
 
     async def _learn(self, known: KnownSource) -> None:
         try:
@@ -213,14 +234,15 @@ class Catalogue:
             self._tell(LISTS)
 
     def _failed(self, known: KnownSource, why: str, hint: str) -> None:
-        known.lists, known.shown, known.failed_at = None, {}, trio.current_time()
+        was, known.shown, known.recalled = known.shown, {}, False
+        known.lists, known.failed_at = None, trio.current_time()
         known.withheld = ()
         hint = hint.removeprefix(MORE_SECONDS).removeprefix(", or ")  # nobody can: the gateway made the call
         known.fault = printable(
             f"{known.source.name}: its tools are missing: {why}" + f"; {hint}" * bool(hint)
         )
-        self._say(known.fault)
-        self.on_failed(known.source, known.fault)
+        self._remark(known, known.fault)
+        self._tell(what for what in LISTS if was.get(what))
 
     async def _show(self, known: KnownSource) -> None:
         """Make what clients see of what the plugin gave."""
@@ -231,49 +253,66 @@ class Catalogue:
         if known.lists is not given:
             return  # it gave another list meanwhile, which is judged too
         known.withheld, found, remarks = made.withheld, made.shown, made.remarks
-        was, known.shown = known.shown, found
+        was, known.shown, known.recalled = known.shown, found, False
         told, known.remarks = frozenset(known.remarks), remarks
         for each in [each for each in remarks if each not in told][:_MOST_WITHHELD_TOLD]:
-            self._say(each)
+            self._remark(known, each)
         if was and was != found and not known.missed:
             self._tell(what for what in LISTS if was.get(what) != found[what])
 
     def _make_lists(self, source: ToolSource, lists: Lists) -> _MadeLists:
         began, name = thread_time(), source.name
         trust_first = self._trust_first and not source.moved
-        judged = self._record.judge(source.identity, lists, trust_first=trust_first)
+        origin = source.origin()
+        judged = self._record.judge(source.identity, lists, trust_first=trust_first, origin=origin)
         look = f"; to see the change and accept it: {source.look}"
         remarks = [
             f"{name}: {quoted(one.name)} is withheld: {one.reason}{look * one.acceptable}"
             for one in judged.withheld
         ]
-        found: dict[str, dict[str, Shown]] = {}
+        found, unfit = _public(source, judged.shown)
         for what in LISTS:
-            entries = judged.shown.get(what, [])
-            found[what] = {}
-            left = MOST_VALUES
-            for entry in entries[:MOST_ENTRIES]:
-                try:
-                    left -= count_values(entry, left)
-                    if left < 0:
-                        raise UnfitEntry(f"with it they have more than {MOST_VALUES} lists, objects and keys")
-                    one = shown(what, source.name, entry, passes=source.passes)
-                    if one.public in found[what]:
-                        raise UnfitEntry("another one has the same name")
-                except UnfitEntry as unfit:
-                    own = quoted(str(entry.get(LISTS[what][2], "")))
-                    remarks.append(f"{name}: {own} of its {what} is left out: {unfit}")
-                    continue
-                found[what][one.public] = one
-            if max(len(entries), len(lists.get(what, ()))) > MOST_ENTRIES:
-                remarks.append(f"{name}: only the first {MOST_ENTRIES} of its {what} are shown")
-        told = tuple(map(printable, remarks))
+            if max(len(judged.shown.get(what, ())), len(lists.get(what, ()))) > MOST_ENTRIES:
+                unfit.append(f"{name}: only the first {MOST_ENTRIES} of its {what} are shown")
+        told = tuple(map(printable, [*remarks, *unfit]))
         return _MadeLists(found, tuple(judged.withheld), told, thread_time() - began)
+
+    def _make_recalled(self, source: ToolSource) -> Mapping[str, Mapping[str, Shown]] | None:
+        lists = self._record.remembered(source.identity, source.origin())
+        return None if lists is None else _public(source, lists)[0]
+
+    def _remark(self, known: KnownSource, text: str) -> None:
+        self._say(text)
+        for tell in self.on_remark:
+            tell(known.source.name, text)
 
     def _tell(self, lists: Iterable[str]) -> None:
         for what in lists:
             for tell in self.on_changed:
                 tell(what)
+
+
+def _public(source: ToolSource, lists: Lists) -> tuple[Mapping[str, Mapping[str, Shown]], list[str]]:
+    """The entries by their public names, and which are left out and why."""
+    found: dict[str, dict[str, Shown]] = {}
+    unfit: list[str] = []
+    for what in LISTS:
+        found[what] = {}
+        left = MOST_VALUES
+        for entry in lists.get(what, ())[:MOST_ENTRIES]:
+            try:
+                left -= count_values(entry, left)
+                if left < 0:
+                    raise UnfitEntry(f"with it they have more than {MOST_VALUES} lists, objects and keys")
+                one = shown(what, source.name, entry, passes=source.passes)
+                if one.public in found[what]:
+                    raise UnfitEntry("another one has the same name")
+            except UnfitEntry as reason:
+                own = quoted(str(entry.get(LISTS[what][2], "")))
+                unfit.append(f"{source.name}: {own} of its {what} is left out: {reason}")
+                continue
+            found[what][one.public] = one
+    return found, unfit
 
 
 def _owner(rivals: list[ToolSource], known: KnownSource | None) -> ToolSource | None:

@@ -61,7 +61,7 @@ class RemoteSource:
     """`ToolSource` and `Maker` at once."""
 
     passes = True
-    moved = False
+    moved = held = False
 
     def __init__(self, settings: RemoteSettings, rule: NetworkRule, ask: Ask | None = None) -> None:
         """`rule`: of the policy. `ask`: sends a request; None: to the server."""
@@ -77,6 +77,9 @@ class RemoteSource:
         self._calls = 0  # under way
         self._headers: tuple[tuple[str, str], ...] | None = None  # of a session that has begun
         self._offered: Mapping[str, Any] = {}
+
+    def origin(self) -> str:
+        return self.identity
 
     def result(self, tool: str, value: Any) -> dict[str, Any]:
         return content_result(self.name, value)

@@ -107,11 +107,13 @@ class ClientGateway:
         self._news = NewsQueue[Callable[[], Awaitable[None]] | None]()
         self.on_first: Callable[[Context], Awaitable[None]] | None = None
         catalogue.on_changed.append(self._list_changed)
+        catalogue.on_remark.append(self._remarked)
         nursery.start_soon(self._tell)
 
     def close(self) -> None:
         """This client is told nothing more."""
         self._catalogue.on_changed.remove(self._list_changed)
+        self._catalogue.on_remark.remove(self._remarked)
 
     def server(self) -> Server[Any]:
         server: Server[Any] = Server(
@@ -165,9 +167,17 @@ class ClientGateway:
 
     async def _tell_remarks(self, context: Context, known: KnownSource) -> None:
         for remark in (known.fault, *known.remarks):
-            if remark and remark not in self._told and len(self._told) < _MOST_REMARKS:
-                self._told.add(remark)
+            if remark and self._is_new(remark):
                 await self._log(context, "warning", "runner", remark)
+
+    def _remarked(self, plugin: str, remark: str) -> None:
+        self.tell(plugin, "warning", remark)
+
+    def _is_new(self, remark: str) -> bool:
+        if remark in self._told or len(self._told) >= _MOST_REMARKS:
+            return False
+        self._told.add(remark)
+        return True
 
     # --- calls ----------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from mcp.shared.exceptions import MCPDeprecationWarning
 
 from runner.approvals.tools import ToolRecord, tools_folder
 from runner.gateway.audit import AuditedMaker
-from runner.gateway.catalogue import Catalogue
+from runner.gateway.catalogue import Catalogue, KnownSource
 from runner.gateway.making import Maker, SupervisedMaker
 from runner.gateway.options import StdioOptions
 from runner.gateway.questions import ClientQuestions, Context
@@ -102,33 +102,51 @@ class StdioGateway:
 
     async def _run(self, reads: Any, writes: Any) -> None:
         async with open_supervisor(on_event=self._hear) as supervisor, trio.open_nursery() as nursery:
-            self._nursery = nursery
-            self._roster = self._make_roster(supervisor)
-            sources, remotes = self._roster.sources, self._remotes
-            self._catalogue = Catalogue(
-                nursery,
-                lambda: [*remotes, *(SupervisedSource(each, supervisor) for each in sources())],
-                self._record,
-                self._say,
-                seconds=self._options.list_seconds,
-                trust_first=self._options.settings.trust_first,
-            )
+            catalogue = self._prepare(supervisor, nursery)
             maker = self._audited(SupervisedMaker(supervisor))
-            for remote in remotes:
+            for remote in self._remotes:
                 remote.maker = self._audited(remote)
             self._gateway = ClientGateway(
-                *(self._catalogue, maker, self._questions, self._options.client, self._settings, nursery)
+                *(catalogue, maker, self._questions, self._options.client, self._settings, nursery)
             )
             self._gateway.on_first = self._load
             self._telling = telling = Telling(self._environ, self._plugin, self._say, self._gateway.tell)
-            self._catalogue.on_failed, supervisor.on_report = telling.list_failed, telling.ended
+            catalogue.on_remark.append(telling.remarked)
+            supervisor.on_report = telling.ended
             nursery.start_soon(telling.write)
             telling.start(self._options.remarks)
-            nursery.start_soon(self._end_by_signal)
-            nursery.start_soon(self._catalogue.follow, supervisor.subscribe())
+            nursery.start_soon(catalogue.follow, supervisor.subscribe())
             server = self._gateway.server()
             await server.run(reads, writes, server.create_initialization_options())
             nursery.cancel_scope.cancel()
+
+    def ask_all(self) -> list[KnownSource]:
+        """Start every plugin once and record what it lists. Empty: a signal ended it."""
+        return trio.run(self._ask_all)
+
+    async def _ask_all(self) -> list[KnownSource]:
+        found: list[KnownSource] = []
+        async with open_supervisor() as supervisor, trio.open_nursery() as nursery:
+            catalogue = self._prepare(supervisor, nursery)
+            await self._roster.reload()
+            found = await catalogue.all()
+            nursery.cancel_scope.cancel()
+        return found
+
+    def _prepare(self, supervisor: Supervisor, nursery: trio.Nursery) -> Catalogue:
+        self._nursery = nursery
+        self._roster = self._make_roster(supervisor)
+        sources, remotes = self._roster.sources, self._remotes
+        self._catalogue = Catalogue(
+            nursery,
+            lambda: [*remotes, *(SupervisedSource(each, supervisor) for each in sources())],
+            self._record,
+            self._say,
+            seconds=self._options.list_seconds,
+            trust_first=self._options.settings.trust_first,
+        )
+        nursery.start_soon(self._end_by_signal)
+        return self._catalogue
 
     def _audited(self, maker: Maker) -> Maker:
         file = self._options.audit

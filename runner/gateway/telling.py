@@ -13,7 +13,6 @@ from typing import Any
 import trio
 
 from runner.approvals.tools import identity_of
-from runner.gateway.tool_source import ToolSource
 from runner.launch.advice.file import AdviceFile
 from runner.launch.command import environ_of_places
 from runner.outcome import Advice
@@ -51,10 +50,9 @@ class Telling:
             self._say(remark)
             self._tell("", "warning", remark)
 
-    def list_failed(self, source: ToolSource, fault: str) -> None:
-        """`fault` stands on stderr already."""
-        self._tell(source.name, "warning", fault)
-        self._keep(source.name, [fault])
+    def remarked(self, name: str, remark: str) -> None:
+        """Something is wrong with the lists of a plugin. Stderr and the client have it already."""
+        self._keep(name, [remark])
 
     def hear(self, name: str, event: Notice | Progress) -> None:
         """What a plugin says beside its answers. Only advice about hosts is ours."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,9 +15,11 @@ from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError
 from runner.gateway.making import Maker
 from runner.gateway.translate import LISTS, command_result, content_result, value_result
+from runner.lifecycle.spec import Status
 from runner.lifecycle.supervisor import Supervisor
 from runner.protocol.dialect import Call
 from runner.serve.sources import PluginSource
+from sandbox.cache import fingerprint
 
 Lists = Mapping[str, Sequence[Mapping[str, Any]]]
 
@@ -33,6 +36,15 @@ class ToolSource(Protocol):
     @property
     def identity(self) -> str:
         """Its name in the record of approved tools."""
+        ...
+
+    @property
+    def held(self) -> bool:
+        """It may not start: it is pending, stopped or in quarantine."""
+        ...
+
+    def origin(self) -> str:
+        """What its lists belong to. Another entry, place or package is another one. May read files."""
         ...
 
     @property
@@ -77,6 +89,16 @@ class SupervisedSource:
         self.look = shlex.join(("runner", "allow", "--diff", source.path, *server))
         self.passes = self._contract.plain_entries
 
+    @property
+    def held(self) -> bool:
+        status = self._status()
+        return status is not None and status.state in ("pending", "stopped", "quarantined")
+
+    def origin(self) -> str:
+        hosts = self._contract.configurations
+        plugin = self._plugin if hosts is None else hosts.installed(self._plugin, os.environ)
+        return fingerprint(repr(plugin).encode("utf-8", "replace"))
+
     def result(self, tool: str, value: Any) -> dict[str, Any]:
         content, commands = self._contract.content_of(value), self._contract.commands
         if content is not None:
@@ -101,5 +123,8 @@ class SupervisedSource:
         return found
 
     def _offered(self) -> Mapping[str, Any]:
-        status = next((each for each in self._supervisor.plugins() if each.name == self.name), None)
+        status = self._status()
         return {} if status is None or status.identity is None else status.identity.details
+
+    def _status(self) -> Status | None:
+        return next((each for each in self._supervisor.plugins() if each.name == self.name), None)

@@ -43,6 +43,18 @@ def raise_hint(limit: str, decided_by: DecidedBy = ()) -> str:
     return f"raise the {limit} limit with --limit {limit}=…, up to the policy's ceiling"
 
 
+def unheard(written: int, pending: int) -> str:
+    """What is known of a plugin that did not answer a handshake. `written`: bytes on its stdout. `pending`:
+    those of them that are not a whole message yet."""
+    if not written:
+        return "it wrote nothing to its stdout: each message has to be flushed (Python: print(…, flush=True))"
+    if pending:
+        return (
+            f"the last {pending} bytes on its stdout are no whole message: each has to end, and to be flushed"
+        )
+    return "it wrote to its stdout, and no answer was among that"
+
+
 TIMEOUT = Outcome(
     "timeout",
     "invocation",

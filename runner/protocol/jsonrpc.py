@@ -14,6 +14,7 @@ from typing import Any, Literal
 from runner.protocol import wire
 from runner.protocol.ambiguity import hides_message, is_message, odd_key, two_kinds
 from runner.protocol.dialect import Answer
+from sandbox.document.diagnostic import quoted
 from sandbox.speed.value import NamedTuple
 
 PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND = -32700, -32600, -32601
@@ -73,6 +74,12 @@ class RpcStray(NamedTuple):
 Incoming = RpcRequest | RpcNotification | RpcResult | RpcError | RpcStray
 
 
+def _show_id(number: Any) -> str:
+    if isinstance(number, str):
+        return quoted(number)
+    return "of another type" if isinstance(number, list | dict) else wire.encode(number).decode()
+
+
 class Peer:
     """Our end of one conversation."""
 
@@ -93,6 +100,7 @@ class Peer:
         self._tickets = 0
         self.late = 0
         self.unknown = 0
+        self._stranger = (0, "")  # our next id when the last unknown answer came, and its id
 
     # --- outgoing messages, each a whole JSON document ----------------------------------------------------
 
@@ -158,6 +166,15 @@ class Peer:
     def waits_for(self, token: Hashable) -> int | None:
         """The id under which `token` is open. The newest, if there are more."""
         return self._numbers.get(token)
+
+    @property
+    def noise(self) -> str:
+        """`Dialect.noise`: an answer came to no request while one was open."""
+        then, theirs = self._stranger
+        waiting = max((number for number in self._pending if number < then), default=None)
+        if waiting is None:
+            return ""
+        return f"it sent an answer with the id {theirs}, and the open request has the number {waiting}"
 
     def forget(self, token: Hashable) -> int | None:
         """Stop waiting for the answer. Returns the id of the request."""
@@ -234,6 +251,7 @@ class Peer:
             self.late += 1
             return RpcStray("late", str(number))
         self.unknown += 1
+        self._stranger = self._next, _show_id(number)
         return RpcStray("unknown")
 
     def _response(self, message: dict[str, Any]) -> Incoming:

@@ -41,7 +41,11 @@ class MountedApplication(Protocol):
 
 
 class CannotMount(Exception):
-    """A dependency is missing. The message says how to install it."""
+    """A dependency is missing. `remedy`: the command that installs it, for those who run the daemon."""
+
+    def __init__(self, message: str, remedy: str) -> None:
+        super().__init__(message)
+        self.remedy = remedy
 
 
 # Imports the application. Raises CannotMount.
@@ -80,7 +84,9 @@ class Mounted:
                     assert self.parts is not None and self.nursery is not None
                     self._application = make(self.parts, self.nursery, self._say)
         except CannotMount as missing:
-            await _answer(Refused(501, "not_installed", str(missing)), send)
+            self._say(f"{self.path}: {missing}; install it with {missing.remedy}")
+            hint = "the daemon's stderr has the command that installs it"
+            await _answer(Refused(501, "not_installed", str(missing), hint), send)
         except Exception as error:  # noqa: BLE001 -- our bug, or an unusable record: the daemon goes on
             self._say(f"{scope['path']}: {type(error).__name__}: {error}")
             await _answer(Refused(500, "internal", "it cannot be served; the daemon's stderr says why"), send)

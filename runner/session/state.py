@@ -141,7 +141,7 @@ class SessionState:
     @property
     def noise(self) -> str:
         """Shown when a call times out."""
-        return self.record.secrets.hide(self.record.noise or self.dialect.noise)
+        return self.record.secrets.hide(self.dialect.noise or self.record.noise)
 
     @property
     def busy_until(self) -> float:

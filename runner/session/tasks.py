@@ -14,6 +14,7 @@ from typing import Any, Literal
 import trio
 
 from runner.exceptions import PluginFailure
+from runner.launch.verdict import unheard
 from runner.outcome import Failure, Outcome
 from runner.protocol import wire
 from runner.protocol.dialect import Alive, Answer, Events, HealthCheck, HostCall, Message
@@ -52,6 +53,7 @@ class SessionTasks:
         self._scope = trio.CancelScope(shield=True)
         self._running = trio.Event()
         self._nursery: trio.Nursery | None = None
+        self._pending_bytes = 0  # on its stdout, of a frame that is not complete
         self._unasked: dict[str, int] = {}  # since the last call
         self._blamed: Outcome | None = None  # what the plugin was killed for
 
@@ -125,11 +127,9 @@ class SessionTasks:
             if limited:
                 state.record.limits_hit.append("handshake")
             limited = limited or state.dialect.handshake_is_raisable
-            state.fail(
-                verdict.expired(
-                    "handshake", seconds, hint=state.noise, limited=limited, **state.time_remedies
-                )
-            )
+            hint = state.noise or unheard(state.record.bytes["stdout"], self._pending_bytes)
+            remedies = state.time_remedies
+            state.fail(verdict.expired("handshake", seconds, hint=hint, limited=limited, **remedies))
         if not state.ready.is_set():
             self._require_no_verdict()
         state.phase = "run"
@@ -153,7 +153,9 @@ class SessionTasks:
                 self._count("stdout", data)
                 if state.ends_if_talkative:
                     self._note_unasked("bytes", len(data), _UNASKED_BYTES)
-                if frames := framer.feed(data):
+                frames = framer.feed(data)
+                self._pending_bytes = framer.pending
+                if frames:
                     await self._take(frames, nursery)
                 if framer.fault is not None:
                     break

@@ -91,7 +91,9 @@ def expired(
     elif phase == "invocation":
         remedy = f"{remedy}, or raise its call limit: --limit call=30s, or limits in the settings"
     elif phase == "handshake":
-        remedy = "this is the contract's limit: find out why the plugin is slow to start"
+        remedy = "this is the contract's limit"
+    if phase == "handshake" and hint:
+        hint = f"{hint}; if it only needs longer: {remedy}"
     return Outcome("timeout", phase, f"{what} within {amount}", "deadline", hint or remedy)
 
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from runner.cli.serving.via import tell_error
 from runner.cli.shared.text import print_diagnostics, say
+from runner.extras import missing
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import DocumentError, printable
 
 if TYPE_CHECKING:
     import argparse
 
-MISSING = "{} is missing; install it with pip install 'plugin-runner[fleet]'"
 HELP = "the servers of a fleet (nats://HOST:PORT), or a file with servers, user and keys: docs/fleet.md"
 
 
@@ -24,12 +24,12 @@ def fleet_verb(verb: str, act: Callable[[], int]) -> int:
         from runner.fleet.connection import NoFleet
         from runner.serve.refusal import Refused
     except ModuleNotFoundError as error:
-        say(f"runner {verb}: {MISSING.format(error.name)}")
+        say(f"runner {verb}: {missing('fleet', error)}")
         return EXIT["launch_failed"]
     try:
         return act()
     except ModuleNotFoundError as error:
-        say(f"runner {verb}: {MISSING.format(error.name)}")
+        say(f"runner {verb}: {missing('fleet', error)}")
         return EXIT["launch_failed"]
     except DocumentError as error:
         print_diagnostics(error.diagnostics, sys.stderr)

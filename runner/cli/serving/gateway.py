@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from runner.cli.shared.text import print_diagnostics, say
+from runner.extras import missing
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import DocumentError, printable
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 NAME = "gateway"
 EXAMPLE = "runner gateway --config ./plugins --config ~/.cursor/mcp.json"
 PATH = "/mcp"  # of a daemon's door
-MISSING = "{} is missing; install it with pip install 'plugin-runner[gateway]'"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--list-wait",
         metavar="TIME",
         default="5s",
-        help="how long a list waits for plugins that start; those that are late follow (default: 5s)",
+        help="how long a list waits for plugins of which none is recorded yet; those that are late follow"
+        " (default: 5s)",
     )
     parser.add_argument("--audit", metavar="FILE", help="add a line of JSON for each call to this file")
     parser.add_argument(
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
         stdio.run(options, dict(os.environ), tell)
     except ModuleNotFoundError as error:
-        tell(MISSING.format(error.name))
+        tell(missing("gateway", error))
         return EXIT["launch_failed"]
     except DocumentError as error:
         import sys

@@ -6,10 +6,10 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any
 
-from runner.cli.serving.fleet_option import MISSING as MISSING_FLEET
 from runner.cli.serving.fleet_option import fleet_verb
-from runner.cli.serving.gateway import MISSING, PATH
+from runner.cli.serving.gateway import PATH
 from runner.cli.shared.text import say
+from runner.extras import install_command, missing
 from runner.outcome import EXIT, USAGE_ERROR
 from runner.serve.client import default_socket
 from sandbox.document.diagnostic import DocumentError, printable
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         from runner.serve import daemon
         from runner.serve.listen import CannotListen
     except ModuleNotFoundError as error:
-        say(f"runner serve: {error.name} is missing; install it with pip install 'plugin-runner[serve]'")
+        say(f"runner serve: {missing('serve', error)}")
         return EXIT["launch_failed"]
     from runner.ledger.sqlite_file import DatabaseUnusable
     from runner.serve.refusal import ControlUnusable
@@ -192,7 +192,7 @@ def _gateway(settings_file: str | None) -> DoorMount:
         try:
             from runner.gateway.http import open_gateway
         except ModuleNotFoundError as error:
-            raise CannotMount(MISSING.format(error.name)) from None
+            raise CannotMount(f"{error.name} is missing", install_command("gateway")) from None
         return open_gateway(settings, dict(os.environ))
 
     return DoorMount(PATH, load)
@@ -210,7 +210,7 @@ def _backend(args: argparse.Namespace) -> DoorBackend | None:
         from runner.fleet.connection import read_address
         from runner.fleet.door import FleetBackend
     except ModuleNotFoundError as error:
-        raise ValueError(MISSING_FLEET.format(error.name)) from None
+        raise ValueError(missing("fleet", error)) from None
     return FleetBackend(read_address(args.fleet))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from runner.cli.shared.text import say, warn
+from runner.extras import install_command
 from runner.install.roots import main_store_root
 from runner.install.store import Store
 from runner.oci.reference import SCHEME, Reference, parse_reference
@@ -21,7 +22,6 @@ from sandbox.units import parse_limit
 if TYPE_CHECKING:
     from runner.oci.client import RegistryAccess
 
-MISSING = "{} is missing; install it with pip install 'plugin-runner[oci]'"
 _FAILED = 1
 
 
@@ -63,9 +63,8 @@ def access_of(args: argparse.Namespace) -> RegistryAccess:
 
 
 def _missing(error: ModuleNotFoundError) -> PackageFault:
-    text = MISSING.format(error.name)
-    message, _, hint = text.partition("; ")
-    return PackageFault("extra_missing", message, hint)
+    hint = f"install it with {install_command('oci')}"
+    return PackageFault("extra_missing", f"{error.name} is missing", hint)
 
 
 def status_of(fault: PackageFault) -> int:

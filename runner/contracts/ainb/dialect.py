@@ -127,7 +127,8 @@ class AinbDialect(Dialect):
     @property
     def noise(self) -> str:
         count = self._counters.get("frames_dropped", 0)
-        return f"{count} of its frames were dropped, the last one because {self._last_drop}" if count else ""
+        dropped = f"{count} of its frames were dropped, the last one because {self._last_drop}"
+        return self._peer.noise or dropped * bool(count)
 
     @property
     def held_bytes(self) -> int:

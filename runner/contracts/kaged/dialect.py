@@ -99,6 +99,10 @@ class KagedDialect(Dialect):
         peer = {"late": self._peer.late, "unknown": self._peer.unknown}
         return {**peer, **self._notifications.counters, **self._counters}
 
+    @property
+    def noise(self) -> str:
+        return self._peer.noise
+
     def framer(self) -> frames.Framer:
         return frames.LineFramer(FRAME_LIMIT)
 

@@ -51,6 +51,7 @@ from runner.protocol.jsonrpc import (
     read_line,
 )
 from runner.protocol.memory import STANDING, Share
+from sandbox.document.diagnostic import quoted
 
 # Bytes. The protocol has no limit, and results carry images and files in base64: 16 MiB holds a file of 12
 # MiB. Servers can refer to larger ones with resource links.
@@ -76,6 +77,10 @@ _CHANGED: Final = {
     "notifications/prompts/list_changed": "prompts",
     "notifications/resources/list_changed": "resources",
 }
+_NO_CONTENT: Final = (
+    "has no content, so hosts show nothing of it: the server has to answer with"
+    ' {"content": [{"type": "text", "text": …}]}'
+)
 _SUBSCRIPTION: Final = "subscriptions/listen"
 _LOG_LEVEL: Final = f"{versions.PREFIX}logLevel"
 
@@ -101,6 +106,7 @@ class McpDialect(Dialect):
         # progress.
         self._envelopes: tuple[bytes, bytes] | None = None
         self._call_seconds = dict(setting.plugin.timeouts).get("call", CALL_SECONDS)
+        self._told_empty = False
         self._counted = {"unreadable": 0, "not_rpc": 0, "stray_progress": 0, "dropped": 0}
 
     # --- the Dialect interface -------------------------------------------------------------------
@@ -135,6 +141,10 @@ class McpDialect(Dialect):
     @property
     def counters(self) -> Mapping[str, int]:
         return {"late": self._peer.late, "unknown": self._peer.unknown, **self._counted}
+
+    @property
+    def noise(self) -> str:
+        return self._peer.noise
 
     # --- outgoing messages --------------------------------------------------------------------------------
 
@@ -325,6 +335,11 @@ class McpDialect(Dialect):
         started.release()
         events = self._drop_inputs(started.token)
         if isinstance(event, Reply) and started.call.kind == "tool":
+            if not self._told_empty and event.value.keys().isdisjoint(("content", "structuredContent")):
+                self._told_empty = True  # once: a server does so in each of its answers
+                events.append(
+                    Notice("no_content", f"the result of {quoted(started.call.name)} {_NO_CONTENT}")
+                )
             return [*events, *self._catalogue.check_result(event, started.call.name)]
         if isinstance(event, Reply) and started.call.kind == "list" and not started.stale:
             self._catalogue.remember(started.call.name, event.value, weight)

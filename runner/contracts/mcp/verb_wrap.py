@@ -19,11 +19,13 @@ if TYPE_CHECKING:
     from runner.contracts.mcp.named_paths import NamedPath
     from runner.contracts.mcp.wrap.configuration import Configuration
     from runner.contracts.mcp.wrap.steps import Step
+    from runner.gateway.stdio import StdioGateway
 
 NAME = "wrap"
 EXAMPLE = "runner wrap ~/.cursor/mcp.json --server github"
 
 _NOT_WRITTEN = 1
+_ASK_SECONDS = 60.0  # for the servers of a gateway to list their tools
 
 
 _ABOUT = """\
@@ -184,7 +186,9 @@ def _move_to_gateway(args: argparse.Namespace) -> int:
         return config, gateway.plan_gateway(config, servers, program, file.given, as_fetched=as_fetched)
 
     with open_config(args.file) as file:
-        fetched = _offer_install(args, planned(file.read()[0], as_fetched=True)[1].steps)
+        config, plan = planned(file.read()[0], as_fetched=True)  # before anything is fetched
+        opened = _open_gateway(gateway.stored_path(config))
+        fetched = _offer_install(args, plan.steps)
         if fetched is None:
             return _NOT_WRITTEN
         raw, status = file.read()
@@ -226,10 +230,47 @@ def _move_to_gateway(args: argparse.Namespace) -> int:
         _put(f"Changed {printable(file.path)}. As it was before: {printable(backup)}")
         moved = tuple(step for step in plan.steps if step.does == "wrap")
         kept = _keep_approvals(file.path, path, [step.server.name for step in moved])
+        _ask_for_tools(opened)
         _tell_next(path, before, moved, kept)
         rule = f"mcp__{plan.name}__SERVER__TOOL"
         say(f"A rule of the host about mcp__SERVER__TOOL has to be written as {rule} now.", sys.stdout)
     return fetched
+
+
+def _open_gateway(path: str) -> StdioGateway:
+    """The gateway that the entry will start. Raises FileRefused if none can start, and DocumentError."""
+    from runner.approvals.record import ApprovalsUnusable
+    from runner.contracts.mcp.wrap.config_file import FileRefused
+    from runner.extras import missing
+
+    def tell(text: str) -> None:
+        say(printable(f"runner wrap: {text}"))
+
+    try:
+        from runner.gateway.options import StdioOptions
+        from runner.gateway.stdio import StdioGateway
+
+        return StdioGateway(StdioOptions((path,), list_seconds=_ASK_SECONDS), dict(os.environ), tell)
+    except ModuleNotFoundError as error:
+        raise FileRefused(f"no gateway can be started: {missing('gateway', error)}") from None
+    except ApprovalsUnusable as unusable:
+        raise FileRefused(f"no gateway can be started: {unusable}; {unusable.hint}") from None
+
+
+def _ask_for_tools(gateway: StdioGateway) -> None:
+    """Start each server once, as the gateway would, and record its tools: the first list has them at once."""
+    _put("Asking its servers for their tools, each in its cage; Ctrl-C skips that.")
+    sys.stdout.flush()
+    try:
+        found = gateway.ask_all()
+    except Exception as error:  # noqa: BLE001 -- the file is changed already; the gateway itself will tell it
+        say(f"runner wrap: they could not be asked: {printable(f'{type(error).__name__}: {error}')}")
+        return
+    for name in (each.source.name for each in found if each.asking):
+        say(f"runner wrap: {printable(name)}: no answer within {_ASK_SECONDS:g} s; its tools come later")
+    answered = [each for each in found if each.lists is not None]
+    tools = sum(len(each.shown.get("tools", ())) for each in answered)
+    _put(f"The first list of the gateway has {tools} tools of {len(answered)} servers.")
 
 
 def _undo_gateway(args: argparse.Namespace) -> int:

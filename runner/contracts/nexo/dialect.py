@@ -116,6 +116,10 @@ class NexoDialect(Dialect):
     def counters(self) -> Mapping[str, int]:
         return {"late": self._peer.late, "unknown": self._peer.unknown, **self._counters}
 
+    @property
+    def noise(self) -> str:
+        return self._peer.noise
+
     def framer(self) -> frames.Framer:
         return frames.LineFramer(FRAME_LIMIT)
 

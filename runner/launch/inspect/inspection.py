@@ -207,9 +207,12 @@ class Inspection(Meter):
         if self.breach is None:
             granted = self._limits.handshake
             limited = granted is not None and granted <= self.inspector.handshake_seconds
-            hint = "this is the contract's limit: find out why the plugin is slow to start"
+            hint = "this is the contract's limit"
             if limited or self.inspector.handshake_is_raisable:
                 hint = "raise the handshake limit with --limit handshake=TIME, up to the policy's ceiling"
+            from runner.launch.verdict import unheard  # most launches need no words for it
+
+            hint = f"{unheard(self.to_host.bytes, self.to_host.pending)}; if it only needs longer: {hint}"
             message = f"the plugin did not answer the handshake within {self.seconds:g} s"
             violation = Violation("timeout", message, "handshake", hint)
             self.breach = Breach(violation, "handshake", "handshake" if limited else None)

@@ -115,6 +115,11 @@ class ToHost(PipePump):
     def _may_read(self) -> bool:
         return self.listening and len(self._buffer) < BUFFER
 
+    @property
+    def pending(self) -> int:
+        """Bytes held of a frame that is not complete."""
+        return self._framer.pending
+
     def _accept(self, data: bytes) -> None:
         self._admit_all(self._framer.cut(data))
 

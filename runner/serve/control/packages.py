@@ -110,8 +110,9 @@ class ControlPackages:
             from runner.oci.fetch import fetch
             from runner.oci.reference import parse_reference
         except ModuleNotFoundError as error:
-            hint = "pip install 'plugin-runner[oci]'"
-            raise Refused(501, "not_installed", f"{error.name} is missing", hint) from None
+            hint = "there, runner install oci://HOST/NAME says how to install it"
+            message = f"{error.name} is missing where this daemon runs"
+            raise Refused(501, "not_installed", message, hint) from None
         settings, reference = self._settings(), parse_reference(source)
         if not settings.may_import(f"{reference.registry}/{reference.repository}"):
             message = f"packages of {reference.registry}/{reference.repository} may not be imported"

@@ -206,6 +206,46 @@ def test_a_person_can_ask_to_see_the_first_list(record: ToolRecord) -> None:
     assert names(record, tool()) == (["search"], [])
 
 
+def test_what_was_listed_last_is_remembered_as_a_person_saw_it(tmp_path: Path, record: ToolRecord) -> None:
+    def remembered(origin: str = "mark") -> list[str] | None:
+        found = record.remembered("one", origin)
+        return None if found is None else [each["name"] for each in (*found["tools"], *found["prompts"])]
+
+    def listed(*tools: Tool, origin: str = "mark") -> None:
+        record.judge("one", {"tools": tools, "prompts": [PROMPT]}, origin=origin)
+
+    assert remembered() is None
+    listed(tool("b"), tool("a"))
+    assert remembered() == ["b", "a", "review"]
+    assert record.remembered("one", "mark") == {
+        "tools": [tool("b"), tool("a")],
+        "prompts": [PROMPT],
+        "resources": [],
+        "resource_templates": [],
+    }
+    assert (remembered("another entry"), remembered("")) == (None, None)
+    [path] = files(tmp_path)
+    written = path.stat().st_mtime_ns
+    listed(tool("a"), tool("b"))  # another order is no reason to write
+    assert path.stat().st_mtime_ns == written
+    listed(tool("a"), tool("b", description=EVIL), tool("new"))
+    assert remembered() == ["a", "review"]  # without what is withheld, in its old words too
+    record.accept("one", record.proposed("one") or ())
+    assert remembered() == ["a", "b", "new", "review"]  # a person has seen it
+    listed(tool("b", description=EVIL))
+    assert remembered() == ["b", "review"]  # what is gone stays recorded, and is not listed
+    listed(tool("b", description=EVIL), origin="another entry")
+    assert (remembered(), remembered("another entry")) == (None, ["b", "review"])
+    listed(tool("b", description="changed"), origin="mark")
+    assert remembered() == ["review"]
+    record.judge("one", {"tools": [tool("b", description="changed")]}, origin="mark")
+    assert remembered() is None  # nothing that could be shown: who asks waits for the plugin
+    for damage in ({"listed": "x"}, {"listed": [1]}, {"origin": None}):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "listed": [], "origin": "", **damage}))
+        with pytest.raises(ApprovalsUnusable, match="what was listed last is no list of names"):
+            remembered()
+
+
 def test_another_plugin_of_the_same_name_does_not_inherit(tmp_path: Path, record: ToolRecord) -> None:
     def of(file: str, *argv: str, scope: str = "") -> str:
         return identity_of(plugin_of(Command(argv, "/", "git", file, scope=scope), "mcp"))

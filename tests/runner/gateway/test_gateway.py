@@ -223,6 +223,52 @@ async def check_server(client: Client, heard: Heard, server: str, *, newer: bool
     assert (await called(client, f"{server}__echo", {"still": "here"}))[1] == '{"still": "here"}'
 
 
+# --- the first list -----------------------------------------------------------------------------------------
+
+# Starts, and never answers. It ends when somebody writes into its file.
+SILENT = """#!/usr/bin/python3 -I
+import time
+text = open(__file__).read()
+while open(__file__).read() == text:
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.trio
+async def test_the_first_list_after_wrap_is_whole_before_a_server_has_answered(
+    runner_as: Caller, shelf: Path, write_file: Callable[..., Path]
+) -> None:
+    folder, heard = shelf / "plugins", Heard()
+    put_servers(folder, {"unused": (bare(folder),)})
+    entries = {
+        "one": {"command": f"{folder}/bare.py", "args": ["legacy"]},
+        "broken": {"command": "/bin/false"},
+    }
+    config = write_file(runner_as.home / ".cursor/mcp.json", json.dumps({"mcpServers": entries}))
+    runner_as.give(runner_as.home)
+    done = await trio.to_thread.run_sync(lambda: runner_as("wrap", "--gateway", config, "--yes"))
+    assert done.returncode == 0, done.stderr
+    assert "The first list of the gateway has 9 tools of 1 servers." in done.stdout
+    assert (
+        "runner wrap: broken: its tools are missing: crashed: the plugin ended with status 1" in done.stderr
+    )
+    [stored] = (runner_as.home / ".config/runner/gateway").glob("*.json")
+    stored.write_text(json.dumps({"mcpServers": {"one": entries["one"]}}))
+    (folder / "bare.py").write_text(SILENT)
+    options = {"mode": "legacy", "logging_callback": heard.log, "message_handler": heard.message}
+    async with on_stdio(runner_as, stored, **options) as client:
+        listed = await names(client)
+        assert len(listed) == 9 and "one__echo" in listed
+        assert [each.name for each in (await client.list_prompts()).prompts] == ["one__greet"]
+        assert not heard.changed.is_set() and not heard.logged
+        (folder / "bare.py").write_text("#!/bin/false\n")
+        await heard.changed.wait()
+        await heard.spoken.wait()
+        [(level, logger, said)] = heard.logged
+        assert (level, logger) == ("warning", "runner") and said.startswith("one: its tools are missing: ")
+        assert await names(client) == []
+
+
 # --- hostile and broken plugins, and what a client may see --------------------------------------------------
 
 EVIL = """#!/usr/bin/python3 -I
@@ -350,9 +396,13 @@ async def test_hostile_plugins_and_what_a_client_sees(runner_as: Caller, shelf: 
             "overloaded (call): this client may make 6 calls a minute\ncall again in"
         )
     # The same plugin, for a client without a list: everything is there, and the record still counts.
-    async with on_stdio(runner_as, folder, mode="legacy") as client:
-        everything = await names(client)
-        assert "other__greet" in everything and "a__greet" in everything
+    heard = Heard()
+    async with on_stdio(runner_as, folder, mode="legacy", message_handler=heard.message) as client:
+        while "a__greet" not in (everything := await names(client)):
+            # What it listed last was withheld. Its own list has the description that a person saw.
+            await heard.changed.wait()
+            heard.changed = trio.Event()
+        assert "other__greet" in everything
 
 
 @pytest.mark.trio

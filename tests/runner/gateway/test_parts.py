@@ -22,6 +22,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from runner.approvals.tools import ToolRecord
 from runner.cli.serving.serve import _gateway
 from runner.exceptions import PluginFailure
+from runner.extras import install_command
 from runner.gateway.audit import AuditedMaker, AuditFile, hide
 from runner.gateway.catalogue import Catalogue
 from runner.gateway.http import FORGET_SECONDS, MOST_CALLERS, HttpGateway, open_gateway
@@ -38,6 +39,7 @@ from runner.protocol.dialect import Notice
 from runner.serve.mounted import CannotMount, DaemonParts, Mounted
 from runner.serve.refusal import Refused
 from sandbox.document.diagnostic import DocumentError
+from tests.conftest import ROOT
 
 # Names that plugins and tools may choose to be taken for each other.
 HOSTILE = (
@@ -148,7 +150,7 @@ class FakeSource:
     """A plugin whose list arrives when the test says so."""
 
     passes = True
-    moved = False
+    moved = held = False
     maker = None
 
     def __init__(self, name: str) -> None:
@@ -164,6 +166,9 @@ class FakeSource:
         if self.failure is not None:
             raise self.failure
         return {"tools": self.tools}
+
+    def origin(self) -> str:
+        return self.mark
 
     def result(self, tool: str, value: Any) -> dict[str, Any]:
         raise NotImplementedError
@@ -230,6 +235,71 @@ async def test_a_slow_plugin_keeps_nobody_back(
     sources.remove(slow)
     await catalogue.reload()
     assert await catalogue.find("tools", "slow__t") is None
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_the_first_list_is_what_was_listed_last(
+    nursery: trio.Nursery,
+    autojump_clock: trio.testing.MockClock,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another start of the gateway: no plugin has answered yet."""
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_here)
+    names = ("same", "other", "broken", "changed", "held")
+    said: list[str] = []
+    remarks: list[tuple[str, str]] = []
+    changed: list[str] = []
+
+    def catalogue(sources: Sequence[FakeSource]) -> Catalogue:
+        return Catalogue(nursery, lambda: sources, ToolRecord.at(tmp_path / "tools"), said.append, seconds=5)
+
+    first = [FakeSource(name) for name in names]
+    for each in first:
+        each.ready.set()
+    assert len(await listed(catalogue(first))) == 5
+
+    _, other, broken, moved, held = again = [FakeSource(name) for name in names]
+    moved.mark, held.held = "another entry", True
+    other.tools = [{"name": "u", "inputSchema": {"type": "object"}}]
+    broken.failure = PluginFailure(Outcome("crashed", "handshake", "it ended"))
+    one = catalogue(again)
+    one.on_changed.append(changed.append)
+    one.on_remark.append(lambda *remark: remarks.append(remark))
+    moved.ready.set()
+    held.ready.set()
+    held.failure = PluginFailure(Outcome("policy_denied", "launch", "it is pending"))
+    began = trio.current_time()
+    assert await listed(one) == ["broken__t", "changed__t", "other__t", "same__t"]
+    assert trio.current_time() == began  # nobody waits for a plugin whose list is known
+    # A call needs the plugin's own list: it may have changed, or be gone.
+    found: dict[str, Shown | None] = {}
+
+    async def find(name: str) -> None:
+        found[name] = await one.find("tools", name)
+
+    async with trio.open_nursery() as finding:
+        for name in ("same__t", "other__t", "broken__t"):
+            finding.start_soon(find, name)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not found and not changed
+        for each in again:
+            each.ready.set()
+    assert found["other__t"] is found["broken__t"] is None
+    assert found["same__t"] is not None and found["same__t"].own == "t"
+    assert remarks[:2] == [
+        ("held", "held: its tools are missing: policy_denied: it is pending"),
+        ("broken", "broken: its tools are missing: crashed: it ended"),
+    ]
+    assert remarks[2][0] == "other" and "'u' is withheld: it is new" in remarks[2][1]
+    assert said == [text for _, text in remarks] and set(changed) == {"tools"} and len(changed) == 2
+    assert await listed(one) == ["changed__t", "same__t"]
+    assert [each.asked for each in again] == [1] * 5
+    # A record that cannot be read: the plugin is waited for.
+    for path in (tmp_path / "tools").glob("*.json"):
+        path.write_text("{}")
+    assert await listed(catalogue([FakeSource("same")])) == []
     nursery.cancel_scope.cancel()
 
 
@@ -587,17 +657,19 @@ async def test_without_the_extra_the_door_says_which(monkeypatch: pytest.MonkeyP
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "mcp.server.streamable_http_manager", None)
     mount = _gateway(None)
-    with pytest.raises(
-        CannotMount, match=r"is missing; install it with pip install 'plugin-runner\[gateway\]'"
-    ):
+    with pytest.raises(CannotMount, match="is missing") as caught:
         mount.load()
+    assert caught.value.remedy == install_command("gateway")
     sent: list[Any] = []
 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    mounted = Mounted(mount, lambda text: None)
+    said: list[str] = []
+    mounted = Mounted(mount, said.append)
     mounted.parts = DaemonParts(None, None, None, None)  # type: ignore[arg-type]
     await mounted({"type": "http", "path": "/mcp"}, None, send)  # type: ignore[arg-type]
     assert sent[0]["status"] == 501
-    assert b"plugin-runner[gateway]" in sent[1]["body"]
+    # Where it is installed is for those who run the daemon.
+    assert said[0].endswith(caught.value.remedy) and str(ROOT).encode() not in sent[1]["body"]
+    assert b"is missing" in sent[1]["body"] and b"the daemon's stderr has the command" in sent[1]["body"]

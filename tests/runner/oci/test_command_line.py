@@ -13,6 +13,7 @@ import pytest
 
 from runner.cli import main
 from runner.contracts.registry import example_folder
+from runner.extras import install_command
 from runner.outcome import EXEC_REFUSED, EXIT, USAGE_ERROR
 from runner.package.keys import make_key
 from runner.package.listing import SIGNATURE_NAME
@@ -163,7 +164,7 @@ def test_without_the_extra_it_is_told_how_to_install_it(
         assert main([*words, str(server.reference())]) != 0
         said = capsys.readouterr()
         assert "httpx is missing" in said.out + said.err, said
-        assert "pip install 'plugin-runner[oci]'" in said.out + said.err
+        assert f"install it with {install_command('oci')}" in " ".join((said.out + said.err).split())
 
 
 def test_a_pull_writes_all_of_it_or_nothing(

@@ -116,6 +116,23 @@ def test_late_answers_differ_from_unknown_ones() -> None:
     assert (peer.late, peer.unknown) == (2, 1)
 
 
+def test_an_answer_with_another_id_is_told_while_a_request_waits() -> None:
+    peer = Peer()
+    peer.receive({"id": 1, "result": 0})
+    peer.request("a", "m")
+    assert peer.noise == ""  # it came before
+    peer.request("b", "m")
+    for number, shown in (("2", "'2'"), (None, "null"), (True, "true"), ([1], "of another type")):
+        peer.receive({"id": number, "result": 0})
+        assert peer.noise == (f"it sent an answer with the id {shown}, and the open request has the number 2")
+    peer.receive({"id": "\x1b[2J" + "x" * 10_000, "result": 0})
+    assert peer.noise.isprintable() and len(peer.noise) < 200
+    peer.receive({"id": 1, "result": 0})
+    peer.receive({"id": 2, "result": 0})
+    peer.request("c", "m")
+    assert peer.noise == ""
+
+
 def test_a_token_can_be_used_again() -> None:
     peer = Peer()
     peer.request("ping", "m")

@@ -19,6 +19,7 @@ import pytest
 
 from runner.build import build_version
 from runner.contracts.registry import all_contracts
+from runner.extras import install_command
 from runner.ledger.rows import UNKNOWN
 from runner.serve.client import Client, NoDaemon
 from tests.conftest import ROOT, Caller, descendants, vanished
@@ -594,4 +595,6 @@ def test_the_extra_is_named_where_it_is_missing() -> None:
         "from runner.cli import main; sys.exit(main(['serve', '--config', '/']))"
     )
     done = subprocess.run([sys.executable, "-c", program, str(ROOT)], capture_output=True, text=True)
-    assert done.returncode == 10 and "pip install 'plugin-runner[serve]'" in done.stderr
+    assert done.returncode == 10 and done.stderr == (
+        f"runner serve: starlette is missing; install it with {install_command('serve')}\n"
+    )

@@ -284,6 +284,20 @@ async def test_a_hook_of_an_ended_plugin(folder: Path) -> None:
 # When, what, options of the call -> exit status, and why the runner ended it.
 KILLED: Mapping[str, tuple[str, str, tuple[str, ...], int, str]] = {
     "handshake": ("start", "time.sleep(1000)", ("--limit", "handshake=1"), 12, "deadline"),
+    "no whole message": (
+        "start",
+        "print('{}', end='', flush=True); time.sleep(1000)",
+        ("--limit", "handshake=1"),
+        12,
+        "deadline",
+    ),
+    "another id": (
+        "start",
+        """input(); print('{"jsonrpc": "2.0", "id": "x", "result": {}}', flush=True); time.sleep(1000)""",
+        ("--limit", "handshake=1"),
+        12,
+        "deadline",
+    ),
     "malformed": ("called", "print('{\"a\": NaN}', flush=True)", (), 14, "violation"),
     "output": ("called", "print('x' * 2000000, flush=True)", ("--limit", "output=1M"), 13, "limit"),
     "does not leave": (
@@ -293,6 +307,14 @@ KILLED: Mapping[str, tuple[str, str, tuple[str, ...], int, str]] = {
         12,
         "deadline",
     ),
+}
+
+
+# What is said of a plugin that did not answer the handshake.
+HEARD = {
+    "handshake": "it wrote nothing to its stdout: each message has to be flushed",
+    "no whole message": "the last 2 bytes on its stdout are no whole message",
+    "another id": "it sent an answer with the id 'x', and the open request has the number 1",
 }
 
 
@@ -312,6 +334,7 @@ def test_the_report_says_why_the_runner_ended_the_plugin(runner_as: Caller, fold
         report = json.loads((reports / name).read_bytes())
         assert faults(report) == []
         assert ended[name].returncode == status, ended[name]
+        assert HEARD.get(name, "") in " ".join(ended[name].stderr.split())
         assert report["exit"] == {
             "status": status,
             "code": None,

@@ -600,6 +600,16 @@ def test_an_answer_needs_the_id_of_its_question(era: Maker, wrong: Any) -> None:
     assert hear(dialect, result(number, TEXT)) == [Reply(7, TEXT)]
 
 
+def test_a_result_without_content_is_passed_on_and_told_once() -> None:
+    dialect = legacy()
+    for answer, told in (({"structuredContent": {}}, []), ({"a": 1}, ["no_content"]), ({"a": 2}, [])):
+        number = asked(dialect, "tool", "t")["id"]
+        *notices, reply = hear(dialect, result(number, answer))
+        assert reply == Reply(7, answer)
+        assert [each.kind for each in notices if isinstance(each, Notice)] == told
+        assert all("the result of 't' has no content" in each.value for each in notices)
+
+
 def test_structured_content_is_an_object_in_the_legacy_era_and_anything_in_the_modern() -> None:
     answer = {**TEXT, "structuredContent": [1]}
     for era, expected in ((legacy, "bad_type"), (modern, Reply(7, answer))):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ import pytest
 
 from runner.contracts.mcp.hosts.find import gateway_file, place_of
 from runner.contracts.mcp.hosts.table import HOSTS
-from tests.conftest import Caller
+from runner.extras import install_command
+from tests.conftest import ROOT, Caller
 
 Write = Callable[..., Path]
 SECRET = "s3cr3t-value"
@@ -279,6 +281,26 @@ def test_each_host_has_its_own_notation(
     assert json.loads(home.stored.read_text()) == text
     assert "ok: a (mcp), of" in home.caller("check", home.stored).stdout
     assert home.undo().returncode == 0 and home.file.read_text() == before
+
+
+def test_a_gateway_that_cannot_be_started_changes_nothing(home: CursorHome) -> None:
+    """Neither without the extra, nor with a policy that has a fault: before any question and any file."""
+    program = (
+        "import sys; sys.path[:0] = [sys.argv[1]]; sys.modules['mcp'] = None\n"
+        "from runner.cli import main; sys.exit(main(['wrap', '--gateway', *sys.argv[2:]]))"
+    )
+    argv = [sys.executable, "-c", program, str(ROOT), str(home.file)]
+    for words in ((), ("--dry-run",)):
+        done = subprocess.run([*argv, *words], env=home.caller.environ, capture_output=True, text=True)
+        assert done.returncode == 1, done
+        assert done.stderr == (
+            f"runner wrap: {home.file}: no gateway can be started: mcp is missing; install it with"
+            f" {install_command('gateway')}; nothing was changed\n"
+        )
+    policy = home.write("[netwrk]\n", "policy.toml")
+    done = home.caller("wrap", "--gateway", home.file, "--yes", env={"RUNNER_POLICY": str(policy)})
+    assert done.returncode == 20 and "policy.toml:1:2" in done.stderr, done
+    assert home.file.read_text() == TEXT and not home.folder.exists()
 
 
 def test_no_project_can_bring_a_stored_file_along() -> None:
