@@ -54,8 +54,8 @@ class PathRequest(NamedTuple):
 
 class Network(NamedTuple):
     mode: NetworkMode = "none"
-    # "name:port" or "name:*", for mode allowlist. POLICY_HOSTS: the plugin names none, and asks for those of
-    # the policy.
+    # "name:port" or "name:*", for mode allowlist; for mode open only "localhost:port". POLICY_HOSTS: the
+    # plugin names none, and asks for those of the policy.
     hosts: tuple[str, ...] = ()
     where: KeyPath = ()
     required: bool = True  # False: without a grant the plugin runs with less network, or none

@@ -21,8 +21,8 @@ from packaging.utils import canonicalize_name
 
 import runner
 from sandbox.identity import state
-from sandbox.policy.load import SYSTEM_POLICY
 from sandbox.policy.parse import parse_policy
+from sandbox.policy.policy import SYSTEM_POLICY
 from sandbox.seccomp import filter as seccomp_filter
 from sandbox.seccomp import syscalls
 from scripts.container import filter as container_filter

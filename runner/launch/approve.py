@@ -12,7 +12,7 @@ from runner.plugin import Plugin
 from sandbox.document.diagnostic import cut
 from sandbox.policy.approval import join_approvals, limit_approval
 from sandbox.policy.load import binding_policy
-from sandbox.policy.policy import Policy
+from sandbox.policy.policy import Policy, is_loopback
 from sandbox.spec import (
     APPROVED,
     NETWORK_ORDER,
@@ -130,6 +130,9 @@ def approval_of(
 def _with_hosts(asked: Network | None, added: Approval) -> Network | None:
     mode = "none" if asked is None else asked.mode
     wider = max(mode, added.network, key=NETWORK_ORDER.index)
+    if asked is not None and mode == wider == "open":  # it covers every added host but this machine
+        own = filter(is_loopback, added.hosts)
+        return asked._replace(hosts=tuple(dict.fromkeys((*asked.hosts, *own))))
     if added.network == "none" or (wider == mode and mode != "allowlist"):
         return asked  # its request covers the added hosts
     if wider != "allowlist":

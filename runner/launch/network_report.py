@@ -8,10 +8,11 @@ from runner.launch.advice.scene import RefusedHost
 from runner.launch.stages import Stage, planned_of, started_of
 from sandbox.document.diagnostic import quoted
 from sandbox.network.audit import AuditLog
-from sandbox.network.egress import NO_NETWORK, NOT_LISTED, AuditLine
-from sandbox.network.rules import parse_rule
+from sandbox.network.egress import LOOPBACK, NO_NETWORK, NOT_LISTED, OWN_LOOPBACK, AuditLine
+from sandbox.network.own_ports import served_ports
+from sandbox.network.rules import LOCALHOST, parse_rule
 from sandbox.spec import Note
-from sandbox.speed.typed import Iterable
+from sandbox.speed.typed import Callable, Iterable
 
 _RULE = "network"  # of the notes
 _MOST_SHOWN = 5  # hosts in notes, of each kind
@@ -87,7 +88,8 @@ def refused_hosts(stage: Stage | None) -> tuple[RefusedHost, ...]:
     log = started.audit if started is not None else None
     if log is None:
         return ()
-    return tuple(dict.fromkeys(map(refused_host, _refused(log.lines))))[:_MOST_SHOWN]
+    told = filter(told_of_loopback(), _refused(log.lines))
+    return tuple(dict.fromkeys(map(refused_host, told)))[:_MOST_SHOWN]
 
 
 def unreached_hosts(stage: Stage | None) -> list[Note]:
@@ -136,9 +138,31 @@ def _refused(lines: Iterable[AuditLine]) -> list[AuditLine]:
     return [line for line in found if line.kind == "connect" or line.name not in dialled]
 
 
+def told_of_loopback() -> Callable[[AuditLine], bool]:
+    """Whether people are told of a line. Programs wait on their own loopback for servers of their own, so of
+    its ports only those count that this machine serves."""
+    served: frozenset[int] | None = None
+
+    def is_told(line: AuditLine) -> bool:
+        nonlocal served
+        if line.reason != OWN_LOOPBACK:
+            return True
+        if served is None:
+            served = served_ports()
+        return line.name in LOOPBACK and line.port in served
+
+    return is_told
+
+
 def refused_host(line: AuditLine) -> RefusedHost:
     if line.kind == "connect":
         message = f"the plugin asked for {_address(line)}, which was refused: it {line.reason}"
+        if line.reason == OWN_LOOPBACK:
+            own = f"{LOCALHOST}:{line.port}"
+            message = (
+                f"the plugin asked for {own}, which is its own loopback, and this machine serves that port"
+            )
+            return RefusedHost(message, _rule(own))
         return RefusedHost(message, _rule(_address(line)) if line.reason == NOT_LISTED else "")
     # The plugin may have chosen any text for a name, also one that reads like a sentence of ours.
     asked = f"the plugin asked for the host {line.name if _rule(f'{line.name}:443') else quoted(line.name)}"

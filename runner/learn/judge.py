@@ -22,12 +22,20 @@ from runner.launch.advice.places import WIDE_PATHS, CagePlaces
 from runner.launch.advice.scene import Scene
 from runner.learn.grouping import MissedPath, PathGroup, group_paths, uncovered
 from runner.learn.proposal import Proposal, ProposedItem, UnproposedItem, can_be_shown, shown
-from sandbox.network.egress import NO_NETWORK, NOT_LISTED, SYNTHETIC_IPV4, SYNTHETIC_IPV6
-from sandbox.network.rules import parse_rule
+from sandbox.network.egress import (
+    LOOPBACK,
+    NO_NETWORK,
+    NOT_LISTED,
+    OWN_LOOPBACK,
+    SYNTHETIC_IPV4,
+    SYNTHETIC_IPV6,
+)
+from sandbox.network.rules import LOCALHOST, parse_rule
 from sandbox.paths.denied_paths import HOST_WRITE_PATHS, lexical_fault, normal
 from sandbox.paths.mounts import Mounts, contains, join
 from sandbox.paths.walk import LinkRefused, TooManyLinks, resolve
 from sandbox.policy.approval import limit_approval
+from sandbox.policy.policy import loopback_remedy
 from sandbox.spec import Access, Approval
 from sandbox.speed.value import NamedTuple
 
@@ -38,7 +46,6 @@ _WRITES = {"write", "make"}
 _DNS_PORT = 53
 _HTTPS_PORT = 443
 _GIVEN = (ip_network(SYNTHETIC_IPV4), ip_network(SYNTHETIC_IPV6))
-_LOOPBACK = ("127.", "::1")
 # Every home has these, and programs keep something of their own in them. One of them is a large part of it.
 _SHARED_IN_HOMES = (".config", ".local", ".local/share", ".local/state", ".local/bin", ".cache", ".var")
 # Many programs keep something of their own in these. A plugin that lists one itself may still get it.
@@ -304,7 +311,7 @@ class _Judge(CagePlaces):
         ports: dict[str, Counter[int]] = {}
         named = {line["name"]: line for line in network.get("questions", ()) if line["verdict"] == "refused"}
         for line in network.get("connections", ()):
-            if line["verdict"] == "refused":
+            if line["verdict"] == "refused" and line["reason"] != OWN_LOOPBACK:  # the observer has seen those
                 named.setdefault(line["name"], line)
                 ports.setdefault(line["name"], Counter())[line["port"]] += line["times"]
         for seen in self._lesson.report["observed"]["connections"]:
@@ -339,8 +346,13 @@ class _Judge(CagePlaces):
         if _is_given(address):
             return  # by the gate, for a name: its own record of connections says what became of it
         what = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-        if address.startswith(_LOOPBACK):
-            why = "this is the cage's own loopback; only --net host gives a plugin the one of this machine"
+        if address in LOOPBACK:
+            rule = f"{LOCALHOST}:{port}"
+            remedy = loopback_remedy(rule, self.scene.loopback, self.scene.policy_file)
+            if not remedy and self.scene.network != "host":
+                self._judge_host(LOCALHOST, port, times, NOT_LISTED)
+                return
+            why = f"this is the cage's own loopback; for this machine's {remedy}, and then allow {rule}"
         else:
             why = "it was asked for by its address, and only names can be allowed"
         if self.scene.network in ("none", "allowlist"):

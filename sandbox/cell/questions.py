@@ -1,4 +1,5 @@
-"""The names that a plugin without a network looks up, so that people learn which host it wanted.
+"""The names that a plugin without a network looks up, and the ports of its own loopback that refuse it, so
+that people learn which host it wanted.
 
 The cell's init makes the plugin's network namespace, and sends us a socket that is bound to the address of
 the cage's name server. We answer every question at once: the name does not exist. No question leaves this
@@ -41,7 +42,7 @@ LOOPBACK_UP = HEADER.pack(HEADER.size + _INTERFACE.size, 16, 5, 1, 0) + _INTERFA
 
 _RECIPE = NetworkRecipe(
     (NetlinkRequest("switch on loopback", 0, LOOPBACK_UP),),
-    (SocketRequest("dns_udp", 4, *NAME_SERVER),),
+    (SocketRequest("dns_udp", 4, *NAME_SERVER), SocketRequest("closed_ports", 4, "0.0.0.0", 0)),
 )
 _RIGHTS = struct.Struct("=i")
 _FLAGS = _socket.MSG_DONTWAIT | _socket.MSG_CMSG_CLOEXEC
@@ -61,6 +62,10 @@ class NameQuestions(Meter):
         self.gives_addresses = False
         self.addresses: dict[str, str] = {}  # the name of each
         self._left = MOST_QUESTIONS
+        # Sees TCP between addresses of the plugin's own loopback, see sandbox/gate/closed_ports.py.
+        self._raw: _socket.socket | None = None
+        self._packets_left = MOST_QUESTIONS
+        self._ports: set[int] = set()
         self._names: set[str] = set()
 
     def spawn(self, order: SpawnOrder) -> int:
@@ -70,22 +75,65 @@ class NameQuestions(Meter):
         finally:
             self._theirs.close()
         with suppress(OSError):  # nothing was sent
-            _, rights, _, _ = self._ours.recvmsg(64, _socket.CMSG_SPACE(_RIGHTS.size), _FLAGS)
+            _, rights, _, _ = self._ours.recvmsg(64, _socket.CMSG_SPACE(2 * _RIGHTS.size), _FLAGS)
             for _, _, data in rights:
-                self._socket = _socket.socket(fileno=_RIGHTS.unpack_from(data)[0])
+                made = [_socket.socket(fileno=fd) for (fd,) in _RIGHTS.iter_unpack(data)]
+                self._socket, self._raw = made[0], made[1] if len(made) > 1 else None
         return pid
 
     def interest(self) -> Mapping[int, int]:
-        return {} if self._socket is None else {self._socket.fileno(): select.POLLIN}
+        return {each.fileno(): select.POLLIN for each in (self._socket, self._raw) if each is not None}
 
     def look(self, ready: Mapping[int, int], now: float) -> str | None:
         if self._socket is not None and self._socket.fileno() in ready:
             self._answer(_AT_ONCE)
+        if self._raw is not None and self._raw.fileno() in ready:
+            self._read_refusals(_AT_ONCE)
         return None
 
     def close(self) -> None:
         self._answer(MOST_QUESTIONS)  # of a plugin that did not wait for the answer
+        self._read_refusals(MOST_QUESTIONS)
         self._stop()
+        self._stop_reading()
+
+    def _read_refusals(self, most: int) -> None:
+        for _ in range(most):
+            if self._raw is None:
+                return
+            try:
+                packet = self._raw.recv(_HEADER_BYTES, _socket.MSG_DONTWAIT)
+            except OSError:
+                return
+            self._take_packet(self._raw, packet)
+
+    def _take_packet(self, raw: _socket.socket, packet: bytes) -> None:
+        """Record a port that refused the plugin. Only a plugin that uses its loopback comes here."""
+        from sandbox.gate.closed_ports import attach_filter, read_refused
+        from sandbox.network.egress import LOOPBACK, OWN_LOOPBACK, AuditLine
+
+        if self._packets_left == MOST_QUESTIONS:
+            attach_filter(raw)  # from here on nothing else arrives
+        found = read_refused(packet)
+        if found is not None and found[0] in LOOPBACK and found[1] not in self._ports:
+            self._ports.add(found[1])
+            self._store(AuditLine("connect", *found, "refused", reason=OWN_LOOPBACK))
+        self._packets_left -= 1
+        if not self._packets_left:
+            self._stop_reading()
+
+    def _store(self, line: AuditLine) -> None:
+        if self.log is None:
+            from sandbox.network.audit import AuditLog
+
+            self.log = AuditLog()
+            self.log.on_line = self.on_line
+        self.log.store(line)
+
+    def _stop_reading(self) -> None:
+        if self._raw is not None:
+            self._raw.close()
+            self._raw = None
 
     def _answer(self, most: int) -> None:
         for _ in range(most):
@@ -106,7 +154,6 @@ class NameQuestions(Meter):
     def _reply(self, message: bytes) -> bytes:
         from sandbox.gate import dns
         from sandbox.gate.questions import read_host
-        from sandbox.network.audit import AuditLog
         from sandbox.network.egress import NO_NETWORK, AuditLine
 
         try:
@@ -122,10 +169,7 @@ class NameQuestions(Meter):
                 name, reason = question.shown, str(error)
             if name not in self._names:
                 self._names.add(name)
-                if self.log is None:
-                    self.log = AuditLog()
-                    self.log.on_line = self.on_line
-                self.log.store(AuditLine("dns", name, 0, "refused", reason=reason))
+                self._store(AuditLine("dns", name, 0, "refused", reason=reason))
             if self.gives_addresses and reason is NO_NETWORK:
                 return dns.write_reply(question, dns.NOERROR, self._address(name, question.kind == dns.A))
         return dns.write_reply(question, dns.NXDOMAIN)
@@ -150,6 +194,7 @@ class NameQuestions(Meter):
             self._socket = None
 
 
+_HEADER_BYTES = 128  # of a packet
 _MESSAGE_BYTES = 1233  # one more than sandbox/gate/dns.py reads
 
 

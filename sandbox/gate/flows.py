@@ -17,9 +17,9 @@ from sandbox.gate.peek import MOST_FIRST_BYTES, read_clear_name
 from sandbox.gate.pump import ByteMeter, PipePool, PumpEnding, SplicePump, reset_on_close
 from sandbox.gate.resolver import Addresses, Resolver, Search
 from sandbox.network.addresses import vet
-from sandbox.network.egress import NOT_LISTED, AuditLine, EgressPlan
+from sandbox.network.egress import LOOPBACK, NOT_LISTED, OWN_LOOPBACK, AuditLine, EgressPlan
 from sandbox.network.hosts import Host, read_address
-from sandbox.network.rules import HostRule, judge
+from sandbox.network.rules import LOCALHOST, HostRule, judge, judge_loopback
 from sandbox.speed.typed import Callable, Iterator, Sequence
 from sandbox.speed.value import NamedTuple
 
@@ -89,7 +89,7 @@ class Flows:
     def _note_refusal(self, address: str, port: int) -> None:
         """The kernel has refused a connection to a port that no rule has."""
         target = self._judge(address, port)
-        if target.reason == NOT_LISTED:
+        if target.reason in (NOT_LISTED, OWN_LOOPBACK):
             self.audit.write_repeated(
                 AuditLine("connect", target.host.text, port, "refused", "", target.reason)
             )
@@ -188,10 +188,10 @@ class Flows:
         else:
             found = ipaddress.ip_address(address)
             host = Host(address, found.version)
+            if address in LOOPBACK and (opened := judge_loopback(self._rules, port)) is not None:
+                return FlowTarget(Host(LOCALHOST), port, opened)
             if found.is_loopback:
-                return FlowTarget(
-                    host, port, None, "is the plugin's own loopback, and nobody serves this port"
-                )
+                return FlowTarget(host, port, None, OWN_LOOPBACK)
         rule = judge(self._rules, host, port)
         return FlowTarget(host, port, rule, "" if rule else NOT_LISTED)
 
@@ -278,8 +278,11 @@ class Flow:
         self._pump: SplicePump | None = None
         self._over = False
         limits = flows.plan.limits
-        # A connection to an address has no name to compare with the first bytes.
-        self._judged = bool(target.host.version) or target.port not in flows.plan.judged_ports
+        # A connection to an address has no name to compare with the first bytes. At this machine there is one
+        # server on the port, whatever it is called.
+        self._judged = (
+            bool(target.host.version) or rule.kind == "loopback" or target.port not in flows.plan.judged_ports
+        )
         # May fail, so it comes before the timers.
         flows.loop.watch(client.fileno(), 0 if self._judged else READ, self._on_client)
         self._timers: list[Timer] = [flows.loop.call_later(limits.dial, self._on_dial_limit)]
@@ -303,7 +306,9 @@ class Flow:
     # --- the server --------------------------------------------------------------------------------
 
     def _resolve(self) -> None:
-        if self._target.host.version:
+        if self._rule.kind == "loopback":
+            self._start_dial(LOOPBACK)  # by the rule, and by no name: there is nothing to look up or to vet
+        elif self._target.host.version:
             self._on_addresses(Addresses((self._target.host.text,)))
         else:
             self._search = self._flows.resolver.look_up(self._target.host.text, self._on_addresses)
@@ -326,11 +331,14 @@ class Flow:
             more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
             self._note = refused[0] + more
         if vetted:
-            self._dial = Dial(
-                self._flows.loop, vetted, self._target.port, self._on_dialled, self._flows.count_attempt
-            )
+            self._start_dial(vetted)
         else:
             self._finish("refused", self._note)
+
+    def _start_dial(self, addresses: Sequence[str]) -> None:
+        self._dial = Dial(
+            self._flows.loop, addresses, self._target.port, self._on_dialled, self._flows.count_attempt
+        )
 
     def _on_dialled(self, server: socket.socket | None, text: str) -> None:
         if server is None:

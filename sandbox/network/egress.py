@@ -17,10 +17,13 @@ SYNTHETIC_IPV6 = "fd6e:a9c1:52e7:b04d::/64"
 
 DNS_ADDRESS, DNS_PORT = NAME_SERVER
 
+# What an entry localhost:PORT is about: in the plugin's namespace, and on this machine.
+LOOPBACK = ("127.0.0.1", "::1")
 
 # Reasons of a refusal that a longer list would change.
 NOT_LISTED = "is not in its list"
 NO_NETWORK = "was refused: the plugin has no network"
+OWN_LOOPBACK = "is the plugin's own loopback, and nobody serves this port"
 
 
 class EgressLimits(NamedTuple):

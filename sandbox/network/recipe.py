@@ -75,7 +75,9 @@ def make_recipe(plan: EgressPlan) -> NetworkRecipe:
     ports = [port for first, last in listed_ports(rules) for port in range(first, last + 1)]
     if plan.every_port:
         requests += redirect_requests()
-        ports = []
+        # The plugin's own loopback is not redirected.
+        opened = listed_ports([rule for rule in rules if rule.kind == "loopback"])
+        ports = [port for first, last in opened for port in range(first, last + 1)]
     return NetworkRecipe(tuple(requests), tuple(_sockets(ports, plan.every_port)))
 
 

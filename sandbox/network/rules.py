@@ -10,6 +10,7 @@
 | example.com:80,443,8000-8010  | this name on these ports, at most 64                         |
 | 192.0.2.7:443, [2001:db8::7]  | this address                                                 |
 | 10.0.0.0/8:5432, [fd00::]/8   | every address of a range; for operators only                 |
+| localhost:6379                | this port of this machine, by no other name or address       |
 
 A rule decides which names and addresses may be asked for. Whether the address of a name may be dialled is
 decided by addresses.py, after the name was resolved.
@@ -25,6 +26,9 @@ from sandbox.speed.value import NamedTuple
 
 MOST_PORTS = 64  # of one rule, and of all rules of a list together, without rules for every port
 LAST_PORT = 65535
+# The one word for the loopback of this machine. Addresses of it, and other names that lead there, are never
+# dialled, so that nobody opens it without saying so.
+LOCALHOST = "localhost"
 
 Ports = tuple[tuple[int, int], ...]  # first and last port of each range, sorted and merged
 EVERY_PORT: Ports = ((1, LAST_PORT),)
@@ -34,7 +38,7 @@ _RANGE = re.compile(r"(?P<first>\S+?|\[\S+?\])/(?P<bits>0|[1-9][0-9]{0,2})\Z", r
 
 
 class HostRule(NamedTuple):
-    kind: Literal["any", "below", "name", "address", "range"]
+    kind: Literal["any", "below", "name", "address", "range", "loopback"]
     host: str  # "" for "any"; the name, the address or the range; example.com for *.example.com
     ports: Ports
 
@@ -76,6 +80,8 @@ def parse_rule(text: str, *, default_ports: Iterable[int] = (), ranges: bool = F
     found = parse_host(host[2:] if below else host)
     if below and found.version:
         raise ValueError("has a wildcard in front of an address; a range is written as in 10.0.0.0/8")
+    if found.text == LOCALHOST and not below:
+        return HostRule("loopback", LOCALHOST, usual)
     return HostRule("below" if below else "address" if found.version else "name", found.text, usual)
 
 
@@ -107,6 +113,15 @@ def judge(rules: Iterable[HostRule], host: Host, port: int) -> HostRule | None:
     return next((rule for rule in rules if covers(rule, asked)), None)
 
 
+def judge_loopback(rules: Iterable[HostRule], port: int) -> HostRule | None:
+    """The rule that opens this port of this machine to the plugin's own loopback, or None."""
+    return next((rule for rule in rules if covers(rule, loopback_rule((port,)))), None)
+
+
+def loopback_rule(ports: Iterable[int]) -> HostRule:
+    return HostRule("loopback", LOCALHOST, merge_ports((port, port) for port in ports))
+
+
 def covers(wide: HostRule, narrow: HostRule) -> bool:
     """Whether everything that `narrow` allows is allowed by `wide`."""
     return _covers_ports(wide.ports, narrow.ports) and _covers_hosts(wide, narrow)
@@ -134,7 +149,7 @@ def _covers_hosts(wide: HostRule, narrow: HostRule) -> bool:
             return narrow.kind in ("below", "name") and narrow.host.endswith(f".{wide.host}")
         case "range":
             return narrow.kind in ("address", "range") and _lies_within(narrow.host, wide.host)
-        case "name" | "address":
+        case "name" | "address" | "loopback":
             return (narrow.kind, narrow.host) == (wide.kind, wide.host)
 
 

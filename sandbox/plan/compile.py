@@ -574,7 +574,8 @@ def plan_egress(grant: Grant, policy: Policy) -> EgressPlan | None:
     network = grant.network
     if grant.unsandboxed or network.mode not in ("allowlist", "open"):
         return None
-    rules = (_EVERY_HOST,) if network.mode == "open" else network.hosts
+    # Beside every host, the ports of this machine that were named.
+    rules = (_EVERY_HOST, *network.hosts) if network.mode == "open" else network.hosts
     if not rules:
         return None  # an empty list is no network
     rule = policy.network

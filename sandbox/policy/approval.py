@@ -7,7 +7,7 @@ checked against those. The denylist, the limits and the layers stay as they are.
 from __future__ import annotations
 
 from sandbox.paths.denied_paths import lexical_fault, normal
-from sandbox.policy.policy import ApprovalRule, Policy, admits, host_matches, matches, steers
+from sandbox.policy.policy import ApprovalRule, Policy, admits, host_matches, is_loopback, matches, steers
 from sandbox.spec import (
     NETWORK_ORDER,
     POLICY_HOSTS,
@@ -82,9 +82,9 @@ def limit_approval(approval: Approval, rule: ApprovalRule) -> Approval:
 
 
 def _may_approve(host: str, rule: ApprovalRule) -> bool:
-    if rule.network in ("open", "host"):
+    if rule.network == "host" or (rule.network == "open" and not is_loopback(host)):
         return True
-    return rule.network == "allowlist" and any(host_matches(pattern, host) for pattern in rule.hosts)
+    return rule.network != "none" and any(host_matches(pattern, host) for pattern in rule.hosts)
 
 
 def raise_ceilings(policy: Policy, approval: Approval) -> Policy:

@@ -14,6 +14,8 @@ from sandbox.policy.policy import (
     Policy,
     expand,
     host_matches,
+    is_loopback,
+    loopback_remedy,
     matches,
     private_fault,
     steers,
@@ -192,7 +194,7 @@ def _network(spec: SandboxSpec, policy: Policy, host_network_by: str, denials: l
     if asked.mode == "allowlist" and not asked.hosts:  # an empty list is no network
         return Network("none", where=asked.where)
     if asked.mode == "open" and not asked.required:  # the policy's own hosts are better than none
-        asked = asked._replace(mode="allowlist", hosts=POLICY_HOSTS)
+        asked = asked._replace(mode="allowlist", hosts=(*POLICY_HOSTS, *asked.hosts))
     raised = bool(host_network_by) and rule.environment_may_raise
     ceiling: NetworkMode = "host" if raised else rule.ceiling
     if not policy.admits_network(asked.mode) and not raised:
@@ -209,44 +211,55 @@ def _network(spec: SandboxSpec, policy: Policy, host_network_by: str, denials: l
             )
         )
         return Network("none", where=asked.where)
-    if asked.mode != "allowlist":
+    if asked.mode not in ("allowlist", "open"):
         return asked
     granted = []
     for host in (host for host in asked.hosts if host not in POLICY_HOSTS):
-        reason, hint = _host_denial(host, policy, ceiling)
-        if reason:
-            denials.append(Denial("network_hosts", host, reason, hint, asked.required, where=asked.where))
+        denial = _host_denial(host, policy, ceiling)
+        if denial is not None:
+            denials.append(denial._replace(required=asked.required, where=asked.where))
         else:
             granted.append(host)
     if names_policy_hosts(asked):
-        return _policy_hosts(asked, policy, ceiling, denials)
+        return _policy_hosts(asked, policy, ceiling, tuple(filter(is_loopback, granted)), denials)
+    if asked.mode == "open":
+        return asked._replace(hosts=tuple(granted))
     return asked._replace(hosts=tuple(granted)) if granted else Network("none", where=asked.where)
 
 
-def _host_denial(host: str, policy: Policy, ceiling: NetworkMode) -> tuple[str, str]:
-    """Reason and hint why the plugin does not get this entry of its list, or two empty strings.
+def _host_denial(host: str, policy: Policy, ceiling: NetworkMode) -> Denial | None:
+    """Why the plugin does not get this entry of its list; None: it does.
 
-    The gate takes every address of the list as allowed by the operator, private ones too. So even under a
-    ceiling that lets a manifest name any host, only the policy can list a private address.
+    The gate takes every address of the list as allowed by the operator, private ones too, and every port of
+    this machine. So even under a ceiling that lets a manifest name any host, only the policy can list these.
     """
     rule = policy.network
+    own = is_loopback(host)
+    if own and (remedy := loopback_remedy(host, rule.loopback, policy.file)):
+        reason = f"it is this machine (loopback), and policy {policy.name} does not open this port of it"
+        return Denial("network_loopback", host, reason, remedy)
     if any(host_matches(pattern, host) for pattern in rule.hosts):
-        return "", ""
+        return None
     hint = f'the operator can add "{host}" to hosts under [network] in the policy'
-    if ceiling == "allowlist":
-        return f"policy {policy.name} does not list this host", hint
+    if own or ceiling == "allowlist":
+        return Denial("network_hosts", host, f"policy {policy.name} does not list this host", hint)
     fault = "" if rule.private else private_fault(host)
     if not fault:
-        return "", ""
-    return f"it {fault}, and policy {policy.name} does not list it", f'{hint}, or set private = "allow" there'
+        return None
+    reason = f"it {fault}, and policy {policy.name} does not list it"
+    return Denial("network_hosts", host, reason, f'{hint}, or set private = "allow" there')
 
 
-def _policy_hosts(asked: Network, policy: Policy, ceiling: NetworkMode, denials: list[Denial]) -> Network:
+def _policy_hosts(
+    asked: Network, policy: Policy, ceiling: NetworkMode, own: tuple[str, ...], denials: list[Denial]
+) -> Network:
     """The network with the policy's own hosts. These cover the hosts that the plugin names in addition: all
-    others have been refused before."""
+    others have been refused before. `own`: granted ports of this machine, which it gets only if it names
+    them."""
     if ceiling != "allowlist":
-        return asked._replace(mode="open", hosts=())
-    if not policy.network.hosts:
+        return asked._replace(mode="open", hosts=own)
+    listed = tuple(host for host in policy.network.hosts if not is_loopback(host))
+    if not listed and not own:
         denials.append(
             Denial(
                 "network_hosts",
@@ -258,7 +271,7 @@ def _policy_hosts(asked: Network, policy: Policy, ceiling: NetworkMode, denials:
             )
         )
         return Network("none", where=asked.where)
-    return asked._replace(hosts=policy.network.hosts)
+    return asked._replace(hosts=(*listed, *own))
 
 
 def _seccomp(spec: SandboxSpec, policy: Policy, where: KeyPath, denials: list[Denial]) -> SeccompProfile:

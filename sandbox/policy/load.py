@@ -13,6 +13,7 @@ from sandbox.network.egress import EgressLimits
 from sandbox.paths.executable import ProgramFault, follow
 from sandbox.paths.mounts import ancestry
 from sandbox.policy.policy import (
+    SYSTEM_POLICY,
     ApprovalRule,
     CapabilityRule,
     EnvRule,
@@ -27,13 +28,12 @@ from sandbox.spec import KeyPath
 from sandbox.speed import codec
 from sandbox.speed.typed import Mapping
 
-SYSTEM_POLICY = "/etc/runner/policy.toml"
 ENVIRONMENT_NAME = "RUNNER_POLICY"
 DEFAULT_NAME = "default"
 
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-")
 
-_FORMAT = b"policy.7"
+_FORMAT = b"policy.8"
 _CLASSES = (
     Policy,
     PathRule,

@@ -8,8 +8,9 @@ from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.document.read import parse
 from sandbox.identity.accounts import UnknownAccount, find_account
 from sandbox.identity.uid_range import DEFAULT_RANGE
-from sandbox.network.egress import EgressLimits
-from sandbox.network.rules import parse_rule
+from sandbox.network.egress import DNS_PORT, EgressLimits
+from sandbox.network.redirect import REDIRECT_PORT
+from sandbox.network.rules import LAST_PORT, MOST_PORTS, parse_rule
 from sandbox.paths.denied_paths import lexical_fault, lexical_hit, normal
 from sandbox.paths.scan import SCAN_LIMIT
 from sandbox.policy.policy import (
@@ -138,6 +139,7 @@ def _network_rule(table: PolicyTable) -> NetworkRule:
     may_raise = table.choice("environment", ("ignored", "may_raise"), "ignored") == "may_raise"
     private = table.choice("private", ("deny", "allow"), "deny") == "allow"
     limits = _egress_limits(table)
+    loopback = _loopback_ports(table)
     table.finish()
     modes: dict[str, NetworkMode] = {mode: mode for mode in NETWORK_ORDER}
     _in_order(table, NETWORK_ORDER, default, ceiling)
@@ -148,7 +150,29 @@ def _network_rule(table: PolicyTable) -> NetworkRule:
         may_raise,
         private,
         limits,
+        loopback,
     )
+
+
+# Those of the gate in the plugin's own namespace.
+_GATE_PORTS = (REDIRECT_PORT, DNS_PORT)
+
+
+def _loopback_ports(table: PolicyTable) -> tuple[int, ...]:
+    value = table.take("loopback")
+    if value is None:
+        return ()
+    if not isinstance(value, list) or len(value) > MOST_PORTS:
+        table.fault(("loopback",), "policy_type", f"must be a list of up to {MOST_PORTS} ports, as in [6379]")
+        return ()
+    for number, port in enumerate(value):
+        if type(port) is not int or not 0 < port <= LAST_PORT:
+            table.fault(("loopback", number), "policy_value", f"must be a port from 1 to {LAST_PORT}")
+        elif port in _GATE_PORTS:
+            table.fault(
+                ("loopback", number), "policy_value", f"cannot be opened: the gate itself has port {port}"
+            )
+    return tuple(dict.fromkeys(port for port in value if type(port) is int))
 
 
 # The gate holds up to six descriptors for each connection. With more it could exceed its descriptor limit.

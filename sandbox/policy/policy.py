@@ -6,6 +6,7 @@ plan is made. load.py finds policies, grant.py applies them to a manifest.
 
 from __future__ import annotations
 
+from sandbox import CODE_ROOT
 from sandbox.identity.uid_range import DEFAULT_RANGE
 from sandbox.network.egress import EgressLimits
 from sandbox.paths.denied_paths import normal
@@ -20,7 +21,7 @@ from sandbox.spec import (
     ProjectAccess,
     SeccompProfile,
 )
-from sandbox.speed.typed import Iterable, Literal
+from sandbox.speed.typed import Iterable, Literal, Sequence
 from sandbox.speed.value import NamedTuple
 
 # The read-only runtime of every cage, as far as it exists. Requests for parts of it are always granted.
@@ -119,6 +120,8 @@ NOT_STEERING = frozenset(
     )
 )
 
+SYSTEM_POLICY = "/etc/runner/policy.toml"
+
 # The keys whose signatures count, where a policy does not name another file.
 TRUST_FILE = "/etc/runner/trusted-keys"
 
@@ -151,6 +154,8 @@ class NetworkRule(NamedTuple):
     environment_may_raise: bool = False
     private: bool = False  # whether names may lead to private ranges of addresses
     limits: EgressLimits = EgressLimits()  # of allowlist and open
+    # Ports of this machine that an entry localhost:PORT may open, of `hosts` or of an approval.
+    loopback: tuple[int, ...] = ()
 
 
 class EnvRule(NamedTuple):
@@ -305,6 +310,33 @@ def host_matches(pattern: str, host: str) -> bool:
         return covers(parse_rule(pattern, ranges=True), parse_rule(host))
     except ValueError:
         return False
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an entry of a list of hosts stands for ports of this machine."""
+    from sandbox.network.rules import parse_rule
+
+    try:
+        return parse_rule(host, ranges=True).kind == "loopback"
+    except ValueError:
+        return False
+
+
+def loopback_remedy(host: str, opened: Sequence[int], file: str) -> str:
+    """What the operator has to do before an entry localhost:PORT can be allowed; '' if the policy opens all
+    its ports. `opened`: the policy's `loopback`. `file`: the policy's."""
+    from sandbox.network.rules import EVERY_PORT, covers, loopback_rule, parse_rule
+
+    asked = parse_rule(host, ranges=True)
+    if covers(loopback_rule(opened), asked):
+        return ""
+    if asked.ports == EVERY_PORT:
+        return "name the port, as in localhost:6379"
+    ports = (port for first, last in asked.ports for port in range(first, last + 1))
+    line = f"loopback = {list(dict.fromkeys((*opened, *ports)))} under [network]"
+    if file == SYSTEM_POLICY or not file.startswith(f"{CODE_ROOT}/"):
+        return f"the operator can write {line} in {file}"
+    return f"the operator can copy {file} to {SYSTEM_POLICY}, and write {line} there"
 
 
 def private_fault(host: str) -> str:

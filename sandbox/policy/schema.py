@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sandbox.network.rules import LAST_PORT, MOST_PORTS
 from sandbox.policy.policy import LAYERS, LIMIT_MODES, LIMIT_NAMES
 from sandbox.spec import DURATIONS, NETWORK_ORDER, SECCOMP_ORDER, SIZES
 
@@ -126,6 +127,12 @@ def _network() -> dict[str, Any]:
         ceiling=_choice("The most a manifest may ask for.", *NETWORK_ORDER),
         hosts=_texts(_HOSTS),
         private=_choice("Whether names may lead to private addresses.", "deny", "allow"),
+        loopback={
+            "type": "array",
+            "items": {"type": "integer", "minimum": 1, "maximum": LAST_PORT},
+            "maxItems": MOST_PORTS,
+            "description": 'Ports of this machine that an entry "localhost:6379" of a list may open.',
+        },
         environment=_choice("Whether a contract's variable may raise the ceiling.", "ignored", "may_raise"),
         connections={
             "type": "integer",

@@ -12,7 +12,7 @@ from runner.cli.approving.records import print_list, revoke, revoke_key
 from runner.cli.approving.subject import unwrap_subject
 from runner.cli.approving.tool_changes import ask_about_remote
 from runner.cli.shared import text as printing
-from runner.cli.shared.command import command_of, network_of, path_of
+from runner.cli.shared.command import NET_HELP, command_of, network_of, path_of
 from runner.cli.shared.options import (
     add_config,
     add_contract_options,
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for option, metavar, about in (
         ("--read", "PATH", "a file or folder, read-only"),
         ("--write", "PATH", "a file or folder, for writing"),
-        ("--net", "HOST[:PORT]", "a host by name (port 443 if there is none); `host`: the whole network"),
+        ("--net", "HOST[:PORT]", NET_HELP),
         ("--env", "NAME", "a variable of the host's environment; NAME=VALUE: with --name, as for runner run"),
     ):
         more.add_argument(option, metavar=metavar, action="append", default=[], help=about)

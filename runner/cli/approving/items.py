@@ -6,7 +6,7 @@ import re
 
 from runner.launch.advice.places import WIDE_PATHS
 from sandbox.paths.mounts import contains
-from sandbox.policy.policy import private_fault, steers
+from sandbox.policy.policy import is_loopback, private_fault, steers
 from sandbox.spec import Approval, Limits
 from sandbox.speed.typed import Iterable, Iterator, Sequence
 from sandbox.speed.value import NamedTuple
@@ -81,6 +81,8 @@ def _of_host(host: str) -> str:
         why.append("a wildcard")
     if host.endswith(":*"):
         why.append("every port")
+    if is_loopback(host):
+        why.append("any server on that port of this machine")
     if fault := private_fault(host):
         why.append(f"it {fault}")
     return "; ".join(why)

@@ -52,7 +52,7 @@ class _Proposal(NamedTuple):
 
 
 class _Hindrance(NamedTuple):
-    """Why the plugin could not start with an approval."""
+    """Why the plugin could not start with an approval, or would not get what it is about."""
 
     told: str
     hint: str = ""
@@ -81,7 +81,7 @@ def propose(subject: AllowSubject, added: Approval, *, sure: bool, partly: bool 
     before = hold_against_policy(loaded, os.environ, none)
     after = hold_against_policy(loaded, os.environ, record)
     shown = _Proposal(subject, record, old, before, after)
-    hindrances, worst = _hindrances(added, after)
+    hindrances, worst = _hindrances(added, given.hosts, after)
     rest = _without(given, {each.path for each in hindrances})
     goes_on = partly and rest != given
     if not goes_on:
@@ -118,9 +118,9 @@ def propose(subject: AllowSubject, added: Approval, *, sure: bool, partly: bool 
     return EXIT["ok"]
 
 
-def _hindrances(added: Approval, after: Decided) -> tuple[list[_Hindrance], Code]:
-    """With the code of the failure that they would be at a launch."""
-    if impossible := list(_impossible(added, after)):
+def _hindrances(added: Approval, hosts: tuple[str, ...], after: Decided) -> tuple[list[_Hindrance], Code]:
+    """With the code of the failure that they would be at a launch. `hosts`: those that are added now."""
+    if impossible := [*_impossible(added, after), *_impossible_hosts(hosts, after)]:
         return impossible, "policy_denied"
     failure = _launch_failure(after)
     return ([], "ok") if failure is None else (_lasting(failure.outcome, added), failure.outcome.code)
@@ -150,6 +150,20 @@ def _impossible(added: Approval, after: Decided) -> Iterator[_Hindrance]:
                 if hit := denylist.name_hit(name, access):
                     yield _Hindrance(f"--{access} {path}: {hit.sentence()}", path=path)
                     break
+
+
+def _impossible_hosts(hosts: tuple[str, ...], after: Decided) -> Iterator[_Hindrance]:
+    """Ports of this machine that the policy does not open, and hosts that are never dialled."""
+    from runner.cli.shared.reachable_hosts import never_dialled
+
+    for denial in after.grant.refused:
+        if denial.rule == "network_loopback":
+            yield _Hindrance(f"{denial.asked}: {denial.reason}", denial.hint)
+    for host in hosts:
+        if fault := never_dialled(host):
+            port = host.rpartition(":")[2]
+            remedy = f"a port of it is named so: --net localhost:{port}" if "(loopback)" in fault else ""
+            yield _Hindrance(f"--net {host}: it {fault}, which is never dialled", remedy)
 
 
 def _launch_failure(after: Decided) -> Failure | None:

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     import argparse
 
 _HTTPS = (443,)  # the port of a host without one
+NET_HELP = (
+    "let it reach a host by name (port 443 if there is none); localhost:PORT is that port of this machine "
+    "if the policy's loopback has it; `host` is the host's whole network"
+)
 _LONGEST = 128
 
 
@@ -52,7 +56,7 @@ def add_command(parser: argparse.ArgumentParser) -> None:
         metavar="HOST[:PORT]",
         action="append",
         default=[],
-        help="let it reach a host by name (port 443 if there is none); `host` is the host's whole network",
+        help=NET_HELP,
     )
     group.add_argument("--cwd", metavar="DIR", help="start it in this folder, which another option must show")
     group.add_argument(

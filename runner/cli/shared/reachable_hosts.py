@@ -10,7 +10,7 @@ from runner.launch.stages import Decided, Stage, decided_of
 from sandbox.network.addresses import vet
 from sandbox.network.egress import EgressLimits
 from sandbox.network.rules import HostRule, covers, parse_rule
-from sandbox.policy.policy import NetworkRule, host_matches
+from sandbox.policy.policy import NetworkRule, host_matches, is_loopback
 from sandbox.spec import Denial, names_policy_hosts
 from sandbox.units import format_duration, format_size
 
@@ -24,9 +24,10 @@ def network_document(stage: Stage | None) -> dict[str, Any] | None:
     return {
         "mode": granted.mode,
         "private": decided.policy.network.private,
+        "loopback": list(decided.policy.network.loopback),
         "limits": {name: getattr(decided.policy.network.limits, name) for name in _LIMITS},
         "hosts": [
-            {"rule": host, "asked_by": by, "allowed_by": allowed, "never_dialled": _never_dialled(host)}
+            {"rule": host, "asked_by": by, "allowed_by": allowed, "never_dialled": never_dialled(host)}
             for host, by, allowed in _rows(decided)
         ],
         "refused": [
@@ -48,7 +49,7 @@ def network_lines(stage: Stage | None) -> Iterator[str]:
     rows = list(_rows(decided))
     width = max((len(host) for host, _, _ in rows), default=0)
     for host, by, allowed in rows:
-        fault = _never_dialled(host)
+        fault = never_dialled(host)
         never = f"; NEVER DIALLED: it {fault}" if fault else ""
         yield f"  {host.ljust(width)}  asked by the {by}, allowed by {allowed}{never}"
     for denial in _denials(decided):
@@ -57,6 +58,8 @@ def network_lines(stage: Stage | None) -> Iterator[str]:
         private = "may" if rule.private else "must not"
         yield f"names {private} lead to private addresses (private under [network] in the policy)"
         yield "this machine and link-local addresses are never dialled, by name or by address"
+        if own := [host for host, _, _ in rows if is_loopback(host)]:
+            yield f"{', '.join(own)} alone: the plugin's own loopback leads to that port of this machine"
         yield "on ports 80 and 443 the name in clear text has to be the same: the Host of the first request"
         yield "of a connection, or the server name of its first TLS ClientHello; later ones are not read"
         yield f"limits (under [network] in the policy): {_egress_limits(rule.limits)}"
@@ -75,14 +78,16 @@ def _egress_limits(limits: EgressLimits) -> str:
 def _rows(decided: Decided) -> Iterator[tuple[str, str, str]]:
     """One row for each rule in force: the rule, who asked for it, and what allows it."""
     granted, rule = decided.grant.network, decided.policy.network
-    if granted.mode != "allowlist":
+    if granted.mode not in ("allowlist", "open"):
         return
     asked = decided.loaded.plugin.spec.network
     asker = "command line" if decided.loaded.invocation.command is not None else "manifest"
     named = asked.hosts if asked is not None else ()
     for host in granted.hosts:
-        by = "policy" if names_policy_hosts(asked) else asker if host in named else "approval"
-        yield host, by, _by_approval(decided, host) or _allowing(rule, parse_rule(host, ranges=True))
+        own = is_loopback(host)
+        by = "policy" if names_policy_hosts(asked) and not own else asker if host in named else "approval"
+        allowed = _by_approval(decided, host) or _allowing(rule, parse_rule(host, ranges=True))
+        yield host, by, f"{allowed}, within loopback = {list(rule.loopback)}" if own else allowed
 
 
 def _by_approval(decided: Decided, host: str) -> str:
@@ -94,7 +99,7 @@ def _by_approval(decided: Decided, host: str) -> str:
     return "your approval" if decided.approved_at else "the command line"
 
 
-def _never_dialled(text: str) -> str:
+def never_dialled(text: str) -> str:
     """Returns why the gate never dials a host of a rule, as the second half of a sentence, or ''. Other names
     are judged when they are looked up."""
     rule = parse_rule(text, ranges=True)

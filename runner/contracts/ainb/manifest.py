@@ -292,7 +292,7 @@ def _network(faults: Faults, table: Table, declared: Declared) -> Network:
         except ValueError as error:
             faults.warn(item.keys, "network_host", f"{quoted(item.text)} {error}, so it allows nothing")
             continue
-        if rule.kind in ("name", "address"):
+        if rule.kind in ("name", "address", "loopback"):
             hosts[rule] = None
         else:
             message = f"{quoted(item.text)} is a wildcard, and allows nothing"

@@ -8,18 +8,19 @@ for another reason.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from runner.launch.advice.clues import Clues, PathClue, read_answer_clues, read_clues
 from runner.launch.advice.places import WIDE_PATHS, CagePlaces
 from runner.launch.advice.scene import Mention, RefusedHost, Scene
 from runner.outcome import ITS_ANSWER, Advice, AdviceKind
 from sandbox.network.egress import SYNTHETIC_IPV4
-from sandbox.network.rules import parse_rule
+from sandbox.network.rules import LOCALHOST, parse_rule
 from sandbox.paths.denied_paths import lexical_fault
 from sandbox.paths.guarded import GUARDED
 from sandbox.paths.mounts import Mounts, contains
 from sandbox.policy.approval import limit_approval
+from sandbox.policy.policy import is_loopback, loopback_remedy
 from sandbox.spec import Access, Approval
 
 MOST_SHOWN = 5
@@ -53,6 +54,7 @@ def advise(
         *_refuses_given(scene, clues, _ITS_STDERR),
         *_refuses_given(scene, answered, ITS_ANSWER),
         *_limits(scene, clues),
+        *_closed_ports(scene, {_ITS_STDERR: clues, ITS_ANSWER: answered}),
         # Before those of stderr, which may name the same: these are shown for a call that failed, too.
         *_PathAdvice(scene, mounts).of_text(answered.paths, ITS_ANSWER),
         *paths.of_text(clues.paths, _ITS_STDERR),
@@ -113,8 +115,25 @@ def _refuses_given(scene: Scene, clues: Clues, who: str) -> Iterator[Advice]:
         yield Advice("host", f"{who} names the address {clues.given}: {REFUSES_GIVEN}")
 
 
+def _closed_ports(scene: Scene, clues: Mapping[str, Clues]) -> Iterator[Advice]:
+    """Databases and the like, which this machine may have and the cage has not."""
+    ports = {port: who for who, each in clues.items() for port in each.closed}
+    told = {host.rule for host in scene.hosts}
+    for port, who in ports.items() if scene.network != "host" else ():
+        if f"{LOCALHOST}:{port}" in told:
+            continue
+        what = f"{who} says that {LOCALHOST}:{port} refused a connection, and in the cage that is its own"
+        yield _host(scene, what, f"{LOCALHOST}:{port}")
+
+
 def _host(scene: Scene, what: str, rule: str) -> Advice:
+    import shlex
+
     asked = Approval(network="allowlist", hosts=(rule,))
+    if is_loopback(rule) and (remedy := loopback_remedy(rule, scene.loopback, scene.policy_file)):
+        option = shlex.join((*scene.allow, "--net", rule)) if scene.allow else f"--net {rule}"
+        what = f"{what}; policy {scene.policy} opens no such port of this machine"
+        return Advice("host", f"{what}: {remedy}, and then: {option}")
     where = f'"{rule}" to hosts, with network = "allowlist", under [approvals]'
     return _option_advice(scene, "host", what, ("--net", rule), asked, where)
 

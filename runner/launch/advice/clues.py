@@ -1,4 +1,5 @@
-"""Find clues in the last lines of a plugin's stderr: hosts it did not find, paths, variables.
+"""Find clues in the last lines of a plugin's stderr: hosts it did not find, ports of its own loopback that
+refused it, paths, variables.
 
 These are guesses from the text alone. The plugin controls the text, so advice.py checks each clue: that the
 path exists, or that the variable is set.
@@ -16,7 +17,7 @@ MOST_LINES = 40
 _MOST_CLUES = 32  # of each kind, the last ones: each may cost file system calls
 _LONGEST_PATH = 4096
 
-_HTTPS, _HTTP = 443, 80
+_HTTPS, _HTTP, _DNS = 443, 80, 53
 
 # Node, curl and git, urllib3, aiohttp, wget, Go, Java.
 _UNRESOLVED = re.compile(
@@ -36,6 +37,16 @@ _NO_NETWORK = re.compile(
     r"Name or service not known|[Nn]ame resolution|nodename nor servname|ENOTFOUND|EAI_AGAIN|ENETUNREACH"
     r"|[Nn]etwork is unreachable|lookup address information|fetch failed|ConnectError"
     r"|[Nn]o address associated"
+)
+
+# A line that has one of these is about a connection that was refused: Node, Python, Go, libpq, curl, MySQL.
+_CLOSED = re.compile(
+    r"ECONNREFUSED|[Cc]onnection ?[Rr]efused|Connect call failed|Err(?:no|or) 111\b|\(111\)"
+    r"|[Ff]ailed to connect|\brefused\b"
+)
+_OWN_PORT = re.compile(
+    r"(?<![\w.-])(?:localhost|127\.0\.0\.1|\[?::1\]?)['\"]?"
+    r"(?: \((?:127\.0\.0\.1|::1)\))?(?::|,? port[ =]|, )(\d{1,5})(?!\w)"
 )
 
 _QUOTED = re.compile(r"'([^'\n]+)'|\"([^\"\n]+)\"|`([^`\n]+)`|‘([^‘’\n]+)’")
@@ -102,6 +113,7 @@ class Clues(NamedTuple):
     offline: bool = False  # some line says that a host was not found, or the network
     given: str = ""  # an address that a name has in the cage alone, and that is not public for the plugin
     exhausted: tuple[str, ...] = ()  # limits that some line may be about
+    closed: tuple[int, ...] = ()  # ports of its own loopback that refused a connection
 
 
 def read_clues(stderr: str) -> Clues:
@@ -111,6 +123,7 @@ def read_clues(stderr: str) -> Clues:
     hosts: dict[tuple[str, int], None] = {}
     paths: dict[tuple[str, ...], PathClue] = {}
     names: dict[str, None] = {}
+    closed: dict[int, None] = {}
     for line in lines:
         hosts.update(dict.fromkeys(_hosts(line)))
         for clue in _paths(line):
@@ -119,6 +132,8 @@ def read_clues(stderr: str) -> Clues:
                 paths[clue.paths] = clue
         if _ABOUT_A_VARIABLE.search(line):
             names.update(dict.fromkeys(_NAME.findall(line)))
+        if _CLOSED.search(line):
+            closed.update(dict.fromkeys(map(int, _OWN_PORT.findall(line))))
     return Clues(
         tuple(hosts)[:_MOST_CLUES],
         tuple(paths.values())[:_MOST_CLUES],
@@ -126,6 +141,7 @@ def read_clues(stderr: str) -> Clues:
         any(map(_NO_NETWORK.search, lines)),
         next((found[0] for line in lines if (found := _GIVEN.search(line)) and _NOT_PUBLIC.search(line)), ""),
         tuple(name for name, said in _EXHAUSTED.items() if any(map(said.search, lines))),
+        tuple(port for port in closed if 0 < port < 65536 and port != _DNS)[:_MOST_CLUES],
     )
 
 

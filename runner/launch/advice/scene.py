@@ -64,6 +64,8 @@ class Scene(NamedTuple):
     denied_names: tuple[str, ...]  # of variables that it asked for, and that were refused
     mentions: tuple[Mention, ...]
     hosts: tuple[RefusedHost, ...] = ()  # by the gate
+    loopback: tuple[int, ...] = ()  # ports of this machine that the policy lets people open
+    policy_file: str = ""
     # The command that allows a plugin more; empty: the options of its own command line do.
     allow: tuple[str, ...] = ()
     process_limits: tuple[ProcessLimit, ...] = ()
@@ -110,6 +112,8 @@ def scene_of(planned: Planned, environ: Mapping[str, str], hosts: tuple[RefusedH
         ),
         mentions=tuple(_mentions(planned)),
         hosts=hosts,
+        loopback=policy.network.loopback,
+        policy_file=policy.file,
         allow=_allow(planned),
         process_limits=tuple(
             ProcessLimit(

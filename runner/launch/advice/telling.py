@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sandbox.network.egress import AuditLine
 
 MOST_TOLD = 16
+_MOST_LOOPBACK = 64  # refusals by its own loopback: for each the sockets of this machine are looked at
 
 
 class HostTeller:
@@ -22,6 +23,7 @@ class HostTeller:
         self._started = started
         self._scene: Scene | None = None
         self._told: set[tuple[str, int, str]] = set()
+        self._loopback_left = _MOST_LOOPBACK
 
     def advice(self, line: AuditLine) -> Advice | None:
         """What to tell people about a host that was refused or not reached, the first time; else None."""
@@ -29,10 +31,17 @@ class HostTeller:
         if line.verdict not in ("refused", "failed") or key in self._told or len(self._told) > MOST_TOLD:
             return None
         from runner.launch.advice.advice import host_advice
-        from runner.launch.network_report import failed_host, refused_host
+        from runner.launch.network_report import failed_host, refused_host, told_of_loopback
         from runner.launch.report import make_scene
         from runner.outcome import Advice
+        from sandbox.network.egress import OWN_LOOPBACK
 
+        if line.reason == OWN_LOOPBACK:
+            if not self._loopback_left:
+                return None
+            self._loopback_left -= 1
+            if not told_of_loopback()(line):
+                return None
         self._told.add(key)
         if len(self._told) > MOST_TOLD:
             more = f"the plugin asked for more than {MOST_TOLD} hosts that it did not reach"

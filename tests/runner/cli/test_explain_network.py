@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.cli.shared.reachable_hosts import _never_dialled
+from runner.cli.shared.reachable_hosts import never_dialled
 from sandbox.network import addresses
 from tests.conftest import ROOT, Caller
 from tests.tables import one_case
@@ -106,7 +106,6 @@ def test_the_hosts_own_network_is_shouted(
 NEVER = {
     "127.0.0.1:2525": "is this machine (loopback)",
     "[::1]:2525": "is this machine (loopback)",
-    "localhost:2525": "is this machine (loopback)",
     "*.localhost:2525": "is this machine (loopback)",
     "169.254.169.254:80": "serves the keys of cloud machines (metadata)",
     "10.1.2.3:2525": "",  # listed, and so dialled
@@ -139,7 +138,7 @@ def test_what_is_listed_and_never_dialled(runner_as: Caller, plugin_dir: Path, w
 )
 def test_ranges_and_own_addresses(rule: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(addresses, "_is_own", lambda address: str(address) == "8.8.8.8")
-    assert _never_dialled(rule) == reason
+    assert never_dialled(rule) == reason
 
 
 def test_it_does_not_go_with_a_command_line(runner_as: Caller, config: Path) -> None:

@@ -297,6 +297,12 @@ def test_hosts_have_the_ports_that_were_dialled() -> None:
     refused = {each.what: each.times for each in found.refused}
     assert refused["192.0.2.1:99"] == refused["127.0.0.1:9876"] == 3
     assert "no name\n" in refused
+    own = (("127.0.0.1", 6379), ("::1", 6379), ("127.0.0.2", 6379))
+    found = propose(connections=own, scene=SCENE._replace(loopback=(6379,)))
+    assert named(found) == [("host", "localhost:6379")]
+    assert [each.what for each in found.refused] == ["127.0.0.2:6379"]
+    whys = [each.why for each in propose(connections=own[:1]).refused]
+    assert len(whys) == 1 and "loopback = [6379] under [network]" in whys[0], whys
 
 
 def test_an_address_that_the_gate_gave_was_asked_for_by_a_name() -> None:

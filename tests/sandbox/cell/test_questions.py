@@ -5,6 +5,7 @@ from __future__ import annotations
 import _socket
 import select
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -13,7 +14,7 @@ import pytest
 from sandbox.cell.questions import LOOPBACK_UP, MOST_QUESTIONS, NameQuestions
 from sandbox.gate import dns
 from sandbox.network import recipe
-from sandbox.network.egress import NO_NETWORK, AuditLine
+from sandbox.network.egress import NO_NETWORK, OWN_LOOPBACK, AuditLine
 
 
 @contextmanager
@@ -119,3 +120,49 @@ def test_a_flood_is_answered_up_to_a_number() -> None:
         client.send(named(b"late", b"example"))
         with pytest.raises(ConnectionRefusedError):  # by the kernel, at once
             client.recv(1024)
+
+
+def _packet(
+    source: bytes, ports: tuple[int, int], flags: int, target: bytes = b"\x7f\0\0\1", number: int = 0
+) -> bytes:
+    header = b"\x45" + bytes(11) + source + target
+    return header + struct.pack("!HHIIBBHHH", *ports, number, 0, 0x50, flags, 0, 0, 0)
+
+
+RST_ACK, SYN, OWN = 0x14, 0x02, b"\x7f\0\0\1"
+
+
+def test_ports_of_its_own_loopback_that_refuse_it() -> None:
+    """Each once. What is no refusal, or of another address, counts for nothing. After a number it is deaf."""
+    packets = [
+        *(_packet(OWN, (6379, 40000), RST_ACK), _packet(OWN, (6379, 40001), RST_ACK)),
+        _packet(b"\x7f\0\0\2", (6380, 40000), RST_ACK, b"\x7f\0\0\2"),
+        *(_packet(OWN, (6381, 40000), SYN), _packet(OWN, (6382, 40000), 0x10)),
+        _packet(OWN, (6383, 40000), RST_ACK, number=7),  # a connection that there was
+        *(
+            _packet(b"\xc6\x12\x80\1", (40000, 6384), SYN, b"\xc6\x12\x80\2"),
+            b"",
+            b"\x45",
+            b"\x4f" * 20,
+            b"\xff" * 60,
+        ),
+    ]
+    with asking() as (questions, _):
+        ours, theirs = _socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        questions._raw = ours
+        assert questions.interest().keys() >= {ours.fileno()}
+        for packet in packets:
+            theirs.send(packet)
+        questions.look({ours.fileno(): select.POLLIN}, 0.0)
+        assert questions.log is not None
+        assert [(line.name, line.port, line.reason) for line in questions.log.lines] == [
+            ("127.0.0.1", 6379, OWN_LOOPBACK)
+        ]
+        heard = 0
+        while ours.fileno() in questions.interest():
+            theirs.send(_packet(OWN, (6379, 40000), SYN))  # kept out by the filter
+            theirs.send(_packet(OWN, (6379, 40000), RST_ACK))
+            questions.look({ours.fileno(): select.POLLIN}, 0.0)
+            heard += 1
+        assert heard == MOST_QUESTIONS - len(packets)
+        theirs.close()

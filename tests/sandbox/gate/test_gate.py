@@ -19,7 +19,7 @@ import trustme
 
 from sandbox.gate.gate import EXIT_ENDED
 from sandbox.network import redirect
-from sandbox.network.egress import EgressLimits, EgressPlan
+from sandbox.network.egress import OWN_LOOPBACK, EgressLimits, EgressPlan
 from sandbox.network.redirect import NEW_AT_ONCE, NEW_PER_SECOND
 from tests.sandbox.gate import netlab
 from tests.sandbox.gate.netlab import (
@@ -340,6 +340,72 @@ def test_a_private_address_by_permission(lab: Lab, plan: EgressPlan) -> None:
             with gate.plugin.connect(PRIVATE, 9000) as client:
                 assert talk(client) == b"hello"
             assert gate.wait_line(kind="connect", name=PRIVATE)["verdict"] == "allowed"
+
+
+OPENED = 6379
+
+
+@one_case("more", [(), ("*:*",)], ids=["list", "every port"])
+def test_a_port_of_this_machine_by_its_one_word(lab: Lab, more: tuple[str, ...]) -> None:
+    """The plugin's own loopback leads there, and nothing else does."""
+    for name, address in (
+        ("loop.example", "127.0.0.1"),
+        ("loop6.example", "::1"),
+        ("host.example", HOST_ADDRESS),
+    ):
+        lab.names.zone[name] = [[(name, AAAA if ":" in address else A, address)]]
+    names = ("loop.example", "loop6.example", "host.example")
+    listed = (*(f"{name}:{OPENED}" for name in names), f"{HOST_ADDRESS}:{OPENED}", f"127.0.0.2:{OPENED}")
+    plan = EgressPlan((f"localhost:{OPENED},80", *listed, *more), private=True, every_port=bool(more))
+    unopened = plan._replace(rules=plan.rules[1:])
+    with (
+        serving(lab.host.listen("0.0.0.0", OPENED)),
+        serving(lab.host.listen("0.0.0.0", 80), lambda client: client.sendall(b"220 first")),
+        serving(lab.host.listen("0.0.0.0", OPENED + 1)),
+    ):
+        with lab.gate(plan) as gate:
+            for address in ("127.0.0.1", "::1"):
+                with gate.plugin.connect(address, OPENED) as client:
+                    assert talk(client) == b"hello"
+                line = gate.wait_line(
+                    kind="connect", name="localhost", verdict="allowed", address="127.0.0.1"
+                )
+                assert (line["port"], line["rule"]) == (OPENED, f"localhost:80,{OPENED}")
+            # Also on a port where the name in clear text is judged elsewhere: here the server speaks first.
+            with gate.plugin.connect("127.0.0.1", 80) as client:
+                assert client.recv(9) == b"220 first"
+            assert gate.ask("localhost")[0] == (0 if more else 5)
+            for name in names:
+                with gate.connect(name, OPENED) as client:
+                    assert is_reset(client), name
+                assert gate.wait_line(kind="connect", name=name)["verdict"] == "refused"
+            for address in ("127.0.0.2", HOST_ADDRESS):
+                with gate.plugin.connect(address, OPENED) as client:
+                    assert is_reset(client), address
+                assert gate.wait_line(kind="connect", name=address)["verdict"] == "refused"
+            with pytest.raises(ConnectionRefusedError):
+                gate.plugin.connect("127.0.0.1", OPENED + 1)
+            if not more:
+                line = gate.wait_line(kind="connect", name="127.0.0.1", port=OPENED + 1)
+                assert (line["verdict"], line["reason"]) == ("refused", OWN_LOOPBACK)
+        with (
+            lab.gate(unopened) as gate,
+            contextlib.suppress(ConnectionRefusedError),
+            gate.plugin.connect("127.0.0.1", OPENED) as client,
+        ):
+            assert is_reset(client)
+    with lab.gate(plan) as gate:  # its server has gone
+        with gate.plugin.connect("127.0.0.1", OPENED) as client:
+            assert is_reset(client)
+        line = gate.wait_line(kind="connect", verdict="failed")
+        assert line["name"] == "localhost" and line["reason"].endswith("Connection refused")
+
+
+def test_this_machine_by_ipv6_alone(lab: Lab) -> None:
+    with serving(lab.host.listen("::1", OPENED)), lab.gate(EgressPlan((f"localhost:{OPENED}",))) as gate:
+        with gate.plugin.connect("127.0.0.1", OPENED) as client:
+            assert talk(client) == b"hello"
+        assert gate.wait_line(kind="connect", verdict="allowed")["address"] == "::1"
 
 
 def test_what_is_vetted_is_what_is_dialled(lab: Lab) -> None:

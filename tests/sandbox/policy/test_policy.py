@@ -15,6 +15,7 @@ from sandbox.identity import accounts
 from sandbox.network.egress import EgressLimits
 from sandbox.paths.denied_paths import HOST_PATHS
 from sandbox.policy import load as module
+from sandbox.policy.approval import limit_approval, raise_ceilings
 from sandbox.policy.grant import grant
 from sandbox.policy.load import load_policy, policy_names, trust_fault
 from sandbox.policy.parse import parse_policy
@@ -22,6 +23,7 @@ from sandbox.policy.policy import (
     LAYERS,
     LIMIT_NAMES,
     RUNTIME_PATHS,
+    ApprovalRule,
     CapabilityRule,
     EnvRule,
     LimitRule,
@@ -36,6 +38,7 @@ from sandbox.policy.policy import (
 )
 from sandbox.spec import (
     POLICY_HOSTS,
+    Approval,
     Denial,
     EnvRequest,
     Grant,
@@ -472,6 +475,14 @@ FAULTS = {
     'network = {hosts = ["127.1:443"]}': "policy_value",
     'network = {hosts = ["10.0.0.1/8:443"]}': "policy_value",
     'network = {hosts = ["example.com:1-65"]}': "policy_value",
+    "network = {loopback = 6379}": "policy_type",
+    f"network = {{loopback = {[*range(100, 165)]}}}": "policy_type",
+    "network = {loopback = [0]}": "policy_value",
+    "network = {loopback = [65536]}": "policy_value",
+    "network = {loopback = [true]}": "policy_value",
+    'network = {loopback = ["6379"]}': "policy_value",
+    "network = {loopback = [6379, 53]}": "policy_value",  # the gate's own ports
+    "network = {loopback = [1]}": "policy_value",
     'env = {set = {"A=B" = "x"}}': "policy_value",
     "env = {set = {A = 1}}": "policy_value",
     "env = {set = 1}": "policy_type",
@@ -800,6 +811,71 @@ def test_a_manifest_cannot_name_a_private_address_by_itself(ceiling: NetworkMode
         assert result.network.hosts == (host, "45.33.1.10:80", "evil.com:1") and result.denials == ()
 
 
+LOOPBACK, ANY = "localhost:6379", ("*:*", "*:6379", "0.0.0.0/0:*", "127.0.0.0/8:*", "*.localhost:*")
+
+
+@one_case(
+    ("rule", "granted"),
+    [
+        (NetworkRule("none", "allowlist", (LOOPBACK,), loopback=(6379,)), True),
+        (NetworkRule("none", "host", (LOOPBACK,), loopback=(5432, 6379)), True),
+        (NetworkRule("none", "allowlist", ("localhost:5432,6379",), loopback=(6379,)), True),
+        # Without one of the two words, without both, and with others in their place.
+        (NetworkRule("none", "allowlist", (LOOPBACK,)), False),
+        (NetworkRule("none", "host", (LOOPBACK,), private=True), False),
+        (NetworkRule("none", "allowlist", (LOOPBACK,), loopback=(6380,)), False),
+        (NetworkRule("none", "allowlist", loopback=(6379,)), False),
+        (NetworkRule("none", "open", loopback=(6379,)), False),
+        (NetworkRule("none", "host", ANY, private=True, loopback=(6379,)), False),
+        (NetworkRule("none", "allowlist", (*ANY, "127.0.0.1:6379"), private=True, loopback=(6379,)), False),
+    ],
+)
+def test_a_port_of_this_machine_needs_two_words_of_the_policy(rule: NetworkRule, granted: bool) -> None:
+    """One that it may be opened at all, and one that opens it by name: of the operator, or of an approval."""
+    policy = PLAIN._replace(network=rule)
+    asks = SandboxSpec(network=Network("allowlist", (LOOPBACK,), ("net",)))
+    result = given(asks, policy)
+    assert (result.network.hosts, not result.denials) == ((LOOPBACK,) if granted else (), granted)
+    if not granted:
+        [denial] = result.denials
+        opened = 6379 in rule.loopback
+        assert (denial.rule, denial.asked) == ("network_hosts" if opened else "network_loopback", LOOPBACK)
+        line = f"loopback = {[*rule.loopback, 6379]} under [network]"
+        assert opened or line in denial.hint
+    # Another port of it, and every port, never.
+    for other in ("localhost:6378", "localhost:*", "localhost:6379-6381"):
+        assert given(SandboxSpec(network=Network("allowlist", (other,))), policy).refused
+    # Neither for who names none, or every host.
+    listed = NetworkRule("none", rule.ceiling, (*rule.hosts, "a.example:1"), loopback=rule.loopback)
+    for asked in (Network("allowlist", ("*",)), Network("open", required=False), Network("open")):
+        got = given(SandboxSpec(network=asked), PLAIN._replace(network=listed)).network
+        assert not any("localhost:" in host and "*." not in host for host in got.hosts), got
+    # Who asks for those of the policy, or for every host, and names it as well.
+    for asked in (Network("allowlist", ("*", LOOPBACK)), Network("open", (LOOPBACK,), required=False)):
+        got = given(SandboxSpec(network=asked), PLAIN._replace(network=listed)).network
+        assert (LOOPBACK in got.hosts) is granted, got
+
+
+def test_what_a_person_may_open_of_this_machine() -> None:
+    said = Approval(network="allowlist", hosts=(LOOPBACK,))
+    for rule, counted in (
+        (ApprovalRule(network="host"), True),
+        (ApprovalRule(network="allowlist", hosts=(LOOPBACK,)), True),
+        (ApprovalRule(network="open", hosts=(LOOPBACK,)), True),
+        # "open" is every host by name, and not this machine.
+        (ApprovalRule(network="open"), False),
+        (ApprovalRule(network="allowlist", hosts=ANY), False),
+        (ApprovalRule(hosts=(LOOPBACK,)), False),
+    ):
+        kept = limit_approval(said, rule)
+        assert (kept.hosts == (LOOPBACK,)) is counted
+        policy = raise_ceilings(PLAIN._replace(network=NetworkRule(loopback=(6379,))), kept)
+        asks = SandboxSpec(network=Network("allowlist", (LOOPBACK,)))
+        assert (given(asks, policy).denials == ()) is counted
+        unopened = raise_ceilings(PLAIN._replace(network=NetworkRule("none", "host")), kept)
+        assert rules(given(asks, unopened)) == [("network_loopback", True)]
+
+
 @pytest.mark.parametrize("ceiling", ["none", "allowlist", "open", "host"])
 def test_an_empty_list_is_no_network(ceiling: NetworkMode) -> None:
     policy = PLAIN._replace(network=NetworkRule("none", ceiling, ("*:*",)))
@@ -971,6 +1047,17 @@ def test_the_default_network_without_sockets_refuses_nothing() -> None:
         ("*.2.3:443", "10.1.2.3:443", False),
         ("10.1.2.3:443", "10.1.2.3:443", True),
         ("[::1]:443", "[0::1]:443", True),
+        # This machine is one word, which no other entry stands for, and which stands for no other.
+        ("localhost:443", "localhost:443", True),
+        ("localhost:443", "localhost:444", False),
+        ("*:*", "localhost:443", False),
+        ("*.localhost:443", "localhost:443", False),
+        ("127.0.0.0/8:443", "localhost:443", False),
+        ("0.0.0.0/0:*", "localhost:443", False),
+        ("127.0.0.1:443", "localhost:443", False),
+        ("localhost:443", "127.0.0.1:443", False),
+        ("localhost:443", "[::1]:443", False),
+        ("localhost:443", "a.localhost:443", False),
     ],
 )
 def test_host_patterns(pattern: str, host: str, answer: bool) -> None:

@@ -564,6 +564,34 @@ def test_the_answers_of_a_plugin_are_read_too(tmp_path: Path) -> None:
     assert len(advise(scene(tmp_path, hosts=(asked,)), answers="fetch failed")) == 1
 
 
+def test_a_port_of_its_own_loopback_that_refused_it(tmp_path: Path) -> None:
+    """A database of this machine, most often. The line has the option, or what the operator has to write."""
+    said = "Redis Client Error: connect ECONNREFUSED 127.0.0.1:6379"
+    allow = ("runner", "allow", "mcp.json", "--server", "redis")
+    plain = scene(tmp_path, policy_file="/p.toml", allow=allow)
+    what = "says that localhost:6379 refused a connection, and in the cage that is its own"
+    for network in ("none", "allowlist"):
+        asked = plain._replace(network=network)
+        for stderr, answers, who in ((said, "", "its stderr"), ("", said, "its answer")):
+            [advice] = advise(asked, stderr, answers=answers)
+            assert advice.what == (
+                f"{who} {what}; policy default opens no such port of this machine: the operator can write "
+                "loopback = [6379] under [network] in /p.toml, and then: "
+                "runner allow mcp.json --server redis --net localhost:6379"
+            )
+            assert not advice.option and advice_of_calls((advice,))
+        [advice] = advise(asked._replace(loopback=(6379,)), said, answers=said)
+        assert (advice.what, advice.option) == (f"its answer {what}", "--net localhost:6379")
+        assert advice.command == "runner allow mcp.json --server redis --net localhost:6379"
+        nobody = asked._replace(loopback=(6379,), approvals=ApprovalRule())
+        [advice] = advise(nobody, said)
+        assert not advice.option and "lets nobody allow it" in advice.what
+    assert advise(plain._replace(network="host"), said) == ()
+    seen = RefusedHost("the plugin asked for localhost:6379", "localhost:6379")
+    assert len(advise(plain._replace(hosts=(seen,)), said)) == 1
+    assert advise(plain, "listening on 127.0.0.1:6379") == ()
+
+
 def test_paths_in_answers_need_an_error(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()

@@ -46,6 +46,38 @@ def test_hosts(line: str, hosts: list[tuple[str, int]]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("line", "ports"),
+    [
+        ("Redis Client Error: Error: connect ECONNREFUSED 127.0.0.1:6379", [6379]),
+        ("AggregateError [ECONNREFUSED]: connect ECONNREFUSED ::1:27017", [27017]),
+        (
+            "redis.exceptions.ConnectionError: Error 111 connecting to localhost:6379. Connection refused.",
+            [6379],
+        ),
+        ('connection to server at "localhost" (127.0.0.1), port 5432 failed: Connection refused', [5432]),
+        ('connection to server at "::1", port 5432 failed: Connection refused', [5432]),
+        ("ConnectionRefusedError: [Errno 111] Connect call failed ('127.0.0.1', 5432)", [5432]),
+        ("localhost:27017: [Errno 111] Connection refused (configured timeouts: …)", [27017]),
+        ("ResolvedIPv4Address(('127.0.0.1', 7687)) (reason [Errno 111] Connection refused)", [7687]),
+        ("dial tcp [::1]:6379: connect: connection refused", [6379]),
+        ("HTTPConnectionPool(host='localhost', port=11434): … [Errno 111] Connection refused'))", [11434]),
+        ("curl: (7) Failed to connect to localhost port 11434 after 0 ms: Couldn't connect", [11434]),
+        ("Can't connect to MySQL server on 'localhost:3306' (111)", [3306]),
+        ("Connection to localhost:5432 refused. Check that the hostname and port are correct", [5432]),
+        # The controls: no refusal, another machine's, and the cage's own name server.
+        ("listening on http://localhost:3000", []),
+        ("connect ECONNREFUSED 10.127.0.0.1:99", []),
+        ("connect ECONNREFUSED 192.0.2.1:6379", []),
+        ("connect ECONNREFUSED db-localhost:6379", []),
+        ("connect ECONNREFUSED 127.0.0.1:66666", []),
+        ("lookup x.example on 127.0.0.1:53: read udp: connection refused", []),
+    ],
+)
+def test_ports_of_its_own_loopback(line: str, ports: list[int]) -> None:
+    assert list(read_clues(line).closed) == ports
+
+
+@pytest.mark.parametrize(
     ("line", "paths"),
     [
         ("Error: ENOENT: no such file or directory, open '/srv/data/x.json'", ["/srv/data/x.json"]),
