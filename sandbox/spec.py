@@ -148,6 +148,9 @@ class SandboxSpec(NamedTuple):
     memory_files: tuple[MemoryFile, ...] = ()
     # A name below the plugin's HOME that leads to the state directory, if it is granted.
     state_link: str = ""
+    # A folder with its program that it may change, if the whole state directory is granted: what it changes
+    # is kept beside that, and the folder stays as it is.
+    overlaid: str = ""
 
 
 class Overrides(NamedTuple):
@@ -192,8 +195,8 @@ class Note(NamedTuple):
     """A fact about a launch that a person should know, although nothing was refused."""
 
     # Stable id: unsandboxed, network_host, network_open, outside, missing, program, owner, project, network,
-    # withheld, wrapped, dropped, approval, limits, state, link, guarded, obeyed (of a session, after its
-    # end).
+    # withheld, wrapped, dropped, approval, limits, state, link, overlay, guarded, obeyed (of a session, after
+    # its end).
     rule: str
     message: str
     hint: str = ""

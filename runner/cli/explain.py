@@ -18,7 +18,7 @@ from runner.outcome import EXIT, Failure, Outcome
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import printable
 from sandbox.paths.denied_paths import normal
-from sandbox.plan.plan import LaunchPlan, ShownPath
+from sandbox.plan.plan import OVERLAID, LaunchPlan, ShownPath
 from sandbox.policy.policy import matches
 from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spec import Denial, Limits
@@ -225,6 +225,8 @@ def _ownership_of(planned: Planned | None, path: str) -> Ownership | None:
 
 def _origin(planned: Planned, shown: ShownPath) -> str:
     owned = _ownership_of(planned, shown.path) if shown.access == "write" else None
+    if shown.state == OVERLAID:
+        return f"{shown.origin}; what it changes there is kept with its state"
     if shown.inside:
         return f"{shown.origin}; on the host {shown.path}"
     return shown.origin if owned is None else f"{shown.origin}; uid {owned.uid}, {owned.method}"

@@ -15,6 +15,7 @@ from runner.manifest.load import find, load_all
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.identity.all_states import State, StateInUse, StateNotRemoved, list_states, remove_state
+from sandbox.identity.host_side import host_side
 from sandbox.identity.state import last_used
 from sandbox.limits.disk_usage import Size, size
 from sandbox.units import format_size
@@ -169,23 +170,31 @@ class _Measured(TypedDict):
 
 
 def _measured(state: State) -> _Measured:
-    """The size of a state and when it was last used. A plugin may have made any number of files, so the count
-    ends after a while."""
-    try:
-        fd = os.open(state.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
+    """The size of a state, with what is kept beside it, and when it was last used. A plugin may have made any
+    number of files, so the count ends after a while."""
+    until = time.monotonic() + _COUNTING_SECONDS
+    found = _counted(state.path, until)
+    if found is None:
         return {"bytes": None, "complete": False, "used": None}
-    count, until = _Counting(size(fd, _MOST_COUNTED)), time.monotonic() + _COUNTING_SECONDS
+    beside = _counted(host_side(state.path), until) or (0, not os.path.lexists(host_side(state.path)))
+    used = last_used(state.path) or None
+    return {"bytes": found[0] + beside[0], "complete": found[1] and beside[1], "used": used}
+
+
+def _counted(path: str, until: float) -> tuple[int, bool] | None:
+    """The bytes in a folder, and whether that is all of them; None if it cannot be counted."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    count = _Counting(size(fd, _MOST_COUNTED))
     try:
         for _ in count:
             if time.monotonic() > until:
                 break
     finally:
         os.close(fd)
-    found = count.result
-    whole = found is not None and not found.fault
-    used = last_used(state.path) or None
-    return {"bytes": None if found is None else found.used, "complete": whole, "used": used}
+    return None if count.result is None else (count.result.used, not count.result.fault)
 
 
 class _Counting:

@@ -1,4 +1,5 @@
-"""Store: the packages that `runner install` fetched, each set of versions once, read-only.
+"""Store: the packages that `runner install` fetched, each set of versions once. Nothing changes a set: cages
+show it read-only, or in an overlay that takes the changes (sandbox/identity/overlay.py).
 
     ROOT/requests/KEY.json      a request, and the set and the program that it became
     ROOT/sets/NAME/lock.json    every package of the set with its version and the digest of its archive
@@ -244,14 +245,16 @@ class Store:
         finally:
             remove_tree(new)
 
-    def add(self, installed: Installed, lock: Lock, new: str) -> None:
-        """Take the set that was made in `new` into the store. Raises OSError."""
+    def add(self, installed: Installed, lock: Lock, new: str, *, read_only: bool = False) -> None:
+        """Take the set that was made in `new` into the store. `read_only`: its folders, also for their owner;
+        a set that is shown in an overlay cannot be. Raises OSError."""
         if not self.has(lock.name):
             tree = os.path.join(new, _TREE)
             _write(os.path.join(new, "lock.json"), lock.text)
             lines = "".join(f"{digest}  {path}\n" for path, digest in _listing(tree))
             _write(os.path.join(new, "files"), lines.encode())
-            _make_read_only(tree)
+            if read_only:
+                _make_read_only(tree)
             os.sync()  # a set that has its name is complete, also after a power cut
             os.rename(new, os.path.join(self.root, "sets", lock.name))
         self._record(installed)
@@ -399,7 +402,8 @@ def _copy_file(fd: int, name: str, to: str, budget: list[int], path: str) -> Non
         status = os.fstat(source)
         if not stat.S_ISREG(status.st_mode):
             raise BadContent(f"it has a file that is no file: {printable(path)}")
-        mode = 0o555 if status.st_mode & 0o111 else 0o444
+        # Writable by its owner, who is nobody's plugin: a server may change what it sees of them in its cage.
+        mode = 0o755 if status.st_mode & 0o111 else 0o644
         new = os.open(to, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             while data := os.read(source, 1 << 18):

@@ -20,7 +20,7 @@ from sandbox.identity.owner import Owner, Writing, leased_owner
 from sandbox.limits.cgroup import CgroupFault, OuterOomCounter, make_cgroup, sweep, whole_disks
 from sandbox.plan.layers import LayerUnavailable, with_owner
 from sandbox.plan.plan import Bind, PlanRefused
-from sandbox.spec import Denial
+from sandbox.spec import Denial, Note
 from sandbox.speed.scopes import ExitStack, contextmanager
 from sandbox.speed.typed import TYPE_CHECKING, Collection, Iterator, Mapping
 from sandbox.speed.value import NamedTuple
@@ -66,6 +66,8 @@ def _acquire(planned: Planned, environ: Mapping[str, str], sources: Sources, sta
         owners = _confirm_owners(owners, planned, held.opened, owner.uid)
     opened = _open_state(planned, held, owners, stack)
     _require_same_state(owner, opened.plan)
+    if opened.plan.overlays:
+        opened = _open_overlays(opened, owner, planned, owners, stack)
     if provision.state_dir is not None and (owners is None or not owners.maps_state):
         _require_reachable(provision.state_dir, owner)
     disk = search = None
@@ -74,7 +76,8 @@ def _acquire(planned: Planned, environ: Mapping[str, str], sources: Sources, sta
             names = {} if held.denylist is None else held.denylist().guarded_names
             search = _hold_guarded(held.opened, names, stack)
         if opened.plan.limits.disk is not None and (writable := opened.writable):
-            disk = stack.enter_context(open_disk_meter(writable, opened.plan.limits.disk))
+            meter = open_disk_meter(writable, opened.plan.limits.disk, tuple(opened.overlays))
+            disk = stack.enter_context(meter)
     cgroup, limits = _make_cgroup(planned, held, opened.plan, stack)
     own_count = cgroup is not None and cgroup.counts_memory
     identity = owners.identity() if owners is not None else ""
@@ -193,6 +196,41 @@ def _open_state(planned: Planned, held: HeldSources, owners: Decision | None, st
     return with_state(held.opened, state, owners)
 
 
+def _open_overlays(
+    opened: OpenPlan, owner: Owner, planned: Planned, owners: Decision | None, stack: ExitStack
+) -> OpenPlan:
+    """Open the folders that keep what the plugin changes of its package. Without one the package is
+    read-only, and a note says why."""
+    from sandbox.identity.host_side import HostSideRefused
+    from sandbox.identity.overlay import OverlayRefused, open_overlay
+    from sandbox.paths.walk import LinkRefused, TooManyLinks
+
+    if owners is not None and owners.maps_state:
+        why = "its state belongs to another account than the plugin, whose uid is another one at each start"
+        return opened._replace(plan=opened.plan.without_overlays(why))
+    assert planned.provision.state_dir is not None
+    held = {}
+    try:
+        for dest, folder in opened.plan.overlays:
+            name = os.path.basename(folder)
+            opening = open_overlay(planned.provision.state_dir, name, owner.uid, owner.gid)
+            held[dest] = stack.enter_context(opening)
+    except (OverlayRefused, HostSideRefused, LinkRefused, TooManyLinks) as refused:
+        return opened._replace(plan=opened.plan.without_overlays(str(refused)))
+    except OSError as error:
+        why = f"what it would change cannot be kept: {error.strerror}"
+        return opened._replace(plan=opened.plan.without_overlays(why))
+    notes = []
+    for dest, folder in opened.plan.overlays:
+        if others := held[dest].others:
+            places = ", ".join(os.path.join(os.path.dirname(folder), each) for each in others)
+            message = (
+                f"what it changed in another version of its package is kept, and not shown to it: {places}"
+            )
+            notes.append(Note("overlay", message, "take out of it what you need, and remove it"))
+    return opened._replace(plan=opened.plan._replace(notes=(*opened.plan.notes, *notes)), overlays=held)
+
+
 def _require_same_state(owner: Owner, plan: LaunchPlan) -> None:
     """Raise StateRefused if the directory to mount is not the one that was prepared."""
     if not owner.state:
@@ -271,15 +309,18 @@ def searched_afterwards(acquired: Acquired) -> Iterator[None]:
 
 
 @contextmanager
-def open_disk_meter(writable: Mapping[str, int], limit: int) -> Iterator[DiskMeter]:
-    """Measure the plugin's folders. Raises Failure if they already hold more than its disk limit.
+def open_disk_meter(
+    writable: Mapping[str, int], limit: int, overlaid: Collection[str] = ()
+) -> Iterator[DiskMeter]:
+    """Measure the plugin's folders. Raises Failure if they already hold more than its disk limit. `overlaid`:
+    those of which only what the plugin changed is measured.
 
     The meter continues from this measurement. So it need not measure again when the plugin starts, and counts
     everything that the plugin writes.
     """
     from sandbox.limits.disk import DiskMeter
 
-    meter = DiskMeter(writable, limit)
+    meter = DiskMeter(writable, limit, overlaid=overlaid)
     try:
         if meter.measure():
             from runner.launch.verdict import raise_hint
@@ -288,6 +329,9 @@ def open_disk_meter(writable: Mapping[str, int], limit: int) -> Iterator[DiskMet
             amount = format_limit("disk", limit)
             message = f"{meter.where} already holds more than the disk limit of {amount}"
             hint = f"delete files there, or {raise_hint('disk')}"
+            if meter.where in overlaid:
+                message = f"what it changed in {meter.where} takes more than the disk limit of {amount}"
+                hint = f"remove that, with its state (runner state remove), or {raise_hint('disk')}"
             if meter.why:
                 message = f"what {meter.where} holds cannot be measured, for its disk limit: {meter.why}"
                 hint = "let the runner read all of it, or choose another folder"

@@ -127,6 +127,7 @@ def _request(decided: Decided, layers: Layers, environ: Mapping[str, str]) -> Pl
         search_path=entrypoint.search_path,
         approved_program=decided.approved_program,
         state_link=plugin.spec.state_link,
+        overlaid=plugin.spec.overlaid,
     )
 
 

@@ -316,6 +316,15 @@ def planned_classes() -> tuple[type[tuple[object, ...]], ...]:
             Ownership,
             Account,
         ),
-        *(plan.LaunchPlan, plan.ShownPath, plan.Idmapped, plan.Guard, FileIdentity, EgressPlan, EgressLimits),
+        *(
+            plan.LaunchPlan,
+            plan.ShownPath,
+            plan.Idmapped,
+            plan.Guard,
+            plan.Overlay,
+            FileIdentity,
+            EgressPlan,
+            EgressLimits,
+        ),
         *(plan.Bind, plan.Tmpfs, plan.Text, plan.Symlink, plan.Mask, plan.Proc, plan.Dev, plan.ReadOnly),
     )

@@ -72,6 +72,8 @@ def start(
                 launch(opened, acquired.owner, planned.bwrap, bounds, contents, observe=observe)
             )
         plumbing.give_away()
+        if not unsandboxed and cell.overlay_fault:
+            planned = planned._replace(plan=planned.plan.without_overlays(cell.overlay_fault))
         disk = acquired.disk
         if disk is not None:
             disk.watch_processes(

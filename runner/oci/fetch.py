@@ -274,7 +274,7 @@ def _keep(
                 packages.append(Locked(SIGNATURE_NAME, parse_signature(document).key_id, digest_of(document)))
             lock = Lock("oci", "", tuple(packages))
             versions = ((plugin.id, plugin.version),)
-            store.add(Installed(request_of(reference), lock.name, (), versions), lock, new)
+            store.add(Installed(request_of(reference), lock.name, (), versions), lock, new, read_only=True)
             path = store.tree(lock.name)
     except StoreRefused as refused:
         raise PackageFault("store_refused", str(refused), refused.hint) from None

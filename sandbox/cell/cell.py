@@ -89,6 +89,7 @@ class Cell:
     gate: GateProcess | None = None  # a process outside; launch() ends it
     questions: NameQuestions | None = None  # of a plugin without a network
     observer: CageObserver | None = None  # of `runner learn`, a process outside; launch() ends it
+    overlay_fault = ""  # why it has no overlay, although its plan has
 
     @property
     def audit(self) -> AuditLog | None:

@@ -17,7 +17,15 @@ from sandbox.plan import bwrap
 from sandbox.plan.plan import Bind, LaunchPlan, OpenPlan, Text
 from sandbox.spawn import launcher, spawner
 from sandbox.spawn.machine_code import executable
-from sandbox.spawn.order import OBSERVE, CgroupHandles, GuardOrder, SpawnError, SpawnOrder, folder_path
+from sandbox.spawn.order import (
+    OBSERVE,
+    OVERLAY,
+    CgroupHandles,
+    GuardOrder,
+    SpawnError,
+    SpawnOrder,
+    folder_path,
+)
 from sandbox.speed.scopes import ExitStack, contextmanager
 from sandbox.speed.signals import signal
 from sandbox.speed.typed import TYPE_CHECKING, Iterator, Mapping, Sequence
@@ -27,6 +35,7 @@ if TYPE_CHECKING:
     from sandbox.cell.contents import Contents
     from sandbox.cell.egress import GateProcess
     from sandbox.cell.observer import CageObserver
+    from sandbox.cell.overlay import OverlaidFolder
     from sandbox.spec import MemoryFile
 
 _GATE_FAULT_SECONDS = 0.5  # for the message of a gate that could not start
@@ -45,9 +54,37 @@ def launch(
     """Start the plan. Nothing of it is left when the context ends.
 
     `contents`: of each memory file in the plan. Raises ValueError if one is missing. `observe`: note what the
-    plugin asks the kernel for; the cage is the same.
+    plugin asks the kernel for; the cage is the same. Where the machine does not make its overlays it is
+    started without, and `Cell.overlay_fault` says why: they give a plugin more, and protect nothing.
     """
     bounds = bounds or Bounds(rlimits(open_plan.plan.limits))
+    if open_plan.plan.overlays:
+        with ExitStack() as stack:
+            others = owner, bwrap_path, bounds, contents, observe
+            try:
+                cell = stack.enter_context(_launch_all(open_plan, *others))
+            except SpawnError as error:
+                if error.stage != OVERLAY:
+                    raise
+                why = f"this machine mounts no overlay there: {os.strerror(error.errno)}"
+                bare = open_plan._replace(plan=open_plan.plan.without_overlays(why))
+                cell = stack.enter_context(_launch_all(bare, *others))
+                cell.overlay_fault = why
+            yield cell
+        return
+    with _launch_all(open_plan, owner, bwrap_path, bounds, contents, observe) as cell:
+        yield cell
+
+
+@contextmanager
+def _launch_all(
+    open_plan: OpenPlan,
+    owner: Owner,
+    bwrap_path: str,
+    bounds: Bounds,
+    contents: Contents | None,
+    observe: bool,
+) -> Iterator[Cell]:
     if not observe:
         with _launch_in_network(open_plan, owner, bwrap_path, bounds, contents, None) as cell:
             yield cell
@@ -133,13 +170,17 @@ def _launch(
         helper = _launcher(stack, bounds.streams, report_fd, lowest, release_fd)
         folders = {op.dest: folder_path(number) for number, op in enumerate(plan.folders)}
         mounts = _idmapped_mounts(stack, open_plan, owner) if plan.idmapped else {}
-        if mounts:
-            sources = {dest: fd for dest, fd in sources.items() if dest not in mounts}
-            folders |= {dest: folder_path(number) for number, dest in enumerate(mounts, len(folders))}
         binds = _guarded_binds(open_plan, mounts) if plan.guards else {}
-        if binds:
-            sources = {dest: fd for dest, fd in sources.items() if dest not in binds}
-            folders |= {dest: folder_path(number) for number, dest in enumerate(binds, len(folders))}
+        overlaid = [each.dest for each in plan.overlays]
+        if overlaid:
+            from sandbox.cell.overlay import add_parts, overlay_orders
+
+            overlaid_folders = _overlaid_folders(open_plan)
+            plugin = None if plan.layers.uid_range is None else (owner.uid, owner.gid)
+            add_parts(stack, overlaid_folders, plugin, mounts, binds)
+        if made := (*mounts, *binds, *overlaid):
+            sources = {dest: fd for dest, fd in sources.items() if dest not in made}
+            folders |= {dest: folder_path(number) for number, dest in enumerate(made, len(folders))}
         slots = bwrap.Slots(
             sources={dest: _move_above(stack, fd, lowest) for dest, fd in sources.items()}
             if lowest
@@ -153,6 +194,7 @@ def _launch(
             status=status_w,
             launcher=helper.file,
             own_network=network is not None,
+            overlays=tuple(overlaid),
         )
         arguments = _data_file(stack, _nul_separated(bwrap.options(plan, slots)), lowest)
         handles = stack.enter_context(bounds.cgroup.open_handles()) if bounds.cgroup else CgroupHandles()
@@ -169,6 +211,12 @@ def _launch(
             binds=tuple(binds.values()),
             guards=tuple(_guard_orders(plan, list(folders))) if plan.guards else (),
         )
+        if overlaid:
+            # Another launch must not remove what overlayfs works with before the last process ends.
+            locks = (each.lock for each in open_plan.overlays.values())
+            order = order._replace(
+                overlays=overlay_orders(overlaid_folders, list(folders)), hold=(*order.hold, *locks)
+            )
         started = time.monotonic()
         if observer is not None:
             stack.callback(observer.close_channel)
@@ -275,6 +323,19 @@ def _guarded_binds(open_plan: OpenPlan, mounts: Mapping[str, object]) -> dict[st
         for op in open_plan.plan.operations
         if isinstance(op, Bind) and op.dest in guarded and op.dest not in mounts
     }
+
+
+def _overlaid_folders(open_plan: OpenPlan) -> list[OverlaidFolder]:
+    from sandbox.cell.overlay import OverlaidFolder
+
+    plan, held = open_plan.plan, open_plan.overlays
+    reals = {op.dest: op.real for op in plan.operations if isinstance(op, Bind)}
+    return [
+        OverlaidFolder(
+            dest, (open_plan.descriptors[dest], reals[dest]), (held[dest].folder, path), held[dest].work
+        )
+        for dest, path in plan.overlays
+    ]
 
 
 def _guard_orders(plan: LaunchPlan, folders: Sequence[str]) -> Iterator[GuardOrder]:

@@ -7,12 +7,18 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 
 from sandbox import CODE_ROOT
+from sandbox.cell.overlay import OverlaidFolder, add_parts, overlay_orders
 from sandbox.doctor.finding import Finding
+from sandbox.doctor.rehearsal import describe_run
+from sandbox.doctor.trial import Run, run_spawned
+from sandbox.identity import removal
 from sandbox.identity.state import state_root, unwritable
 from sandbox.paths.mounts import ancestry
 from sandbox.policy.load import trust_fault, weak_spot
+from sandbox.spawn.order import OVERLAY, SpawnError, folder_path
 
 
 def state_directory(environ: Mapping[str, str]) -> Finding:
@@ -27,6 +33,67 @@ def state_directory(environ: Mapping[str, str]) -> Finding:
         told = f"{told}: plugins that ask for state are not started"
         return Finding("state_directory", "degraded", told, remedy=remedy, cause="state_dir")
     return Finding("state_directory", "ok", f"{root} can be written")
+
+
+def package_overlays(environ: Mapping[str, str], uid: int | None) -> Finding:
+    """Whether a plugin can change its stored package in an overlay, found by mounting one where states are.
+    `uid`: that root changes to; None for an ordinary user."""
+    place = next((each for each in ancestry(state_root(environ)) if os.path.isdir(each)), "/")
+    try:
+        made = tempfile.mkdtemp(prefix=".doctor-", dir=place)
+    except OSError:
+        return Finding("package_overlays", "info", f"not tried: {place} cannot be written", cause="state_dir")
+    above = os.open(place, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        run = _try_overlay(made, uid)
+    finally:
+        removal.remove_tree(os.path.basename(made), above, os.geteuid())
+        os.close(above)
+    if run.worked:
+        told = "a program wrote into a read-only folder, by an overlay of its own"
+        return Finding("package_overlays", "ok", told)
+    why = describe_run(run) if run.stage != OVERLAY else f"the kernel says: {os.strerror(run.number)}"
+    told = f"programs of npx and uvx servers see their packages read-only: no overlay can be mounted: {why}"
+    remedy = (
+        "have them write to ${state_dir}, by a variable or an option of theirs; or use Linux 5.11 with state "
+    )
+    remedy += "directories on ext4, xfs or btrfs"
+    return Finding("package_overlays", "info", told, remedy=remedy, cause="overlay")
+
+
+def _try_overlay(made: str, uid: int | None) -> Run:
+    lower, changes = os.path.join(made, "lower"), os.path.join(made, "changes")
+    for folder, mode in (
+        (lower, 0o755),
+        (changes, 0o711),
+        (f"{changes}/upper", 0o755),
+        (f"{changes}/work", 0o755),
+    ):
+        os.mkdir(folder)
+        os.chmod(folder, mode)
+        if uid is not None and folder.startswith(f"{changes}/"):
+            os.chown(folder, uid, uid)
+    mounts: dict[str, tuple[int, bool]] = {}
+    binds: dict[str, tuple[int, str]] = {}
+    with ExitStack() as stack:
+        opened = []
+        for path in (lower, changes):
+            fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            stack.callback(os.close, fd)
+            opened.append((fd, path))
+        tried = OverlaidFolder("/trial", opened[0], opened[1], "work")
+        try:
+            add_parts(stack, [tried], None if uid is None else (uid, uid), mounts, binds)
+        except SpawnError as refused:
+            return Run(stage=refused.stage, number=refused.errno)
+        numbers = [*mounts, *binds]
+        return run_spawned(
+            ("/bin/sh", "-c", f": > {folder_path(len(numbers))}/new"),
+            uid=uid,
+            mounts=tuple(mounts.values()),
+            binds=tuple(binds.values()),
+            overlays=overlay_orders([tried], numbers),
+        )
 
 
 def own_code(uid: int) -> list[Finding]:

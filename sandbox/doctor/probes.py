@@ -554,6 +554,7 @@ _PROBES: Mapping[str, Callable[[Machine], Finding | list[Finding]]] = {
     "interpreters": lambda machine: conditions.interpreters(machine.environ),
     "cache": lambda machine: conditions.manifest_cache(),
     "state_directory": lambda machine: own_files.state_directory(machine.environ),
+    "package_overlays": lambda machine: own_files.package_overlays(machine.environ, machine.plugin_uid),
     "own_code": lambda machine: own_files.own_code(machine.around.uid),
     "surroundings": lambda machine: conditions.surroundings(machine.around),
     "landlock": lambda machine: conditions.landlock(),

@@ -15,6 +15,7 @@ import signal
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from sandbox import process
 from sandbox.files import write_all
@@ -368,12 +369,17 @@ def run_bwrap(
 
 
 def run_spawned(
-    argv: Sequence[str], *, uid: int | None, descriptors: Sequence[int] = (), timeout: float = TRIAL_SECONDS
+    argv: Sequence[str],
+    *,
+    uid: int | None,
+    descriptors: Sequence[int] = (),
+    timeout: float = TRIAL_SECONDS,
+    **more: Any,
 ) -> Run:
     """Run a program with sandbox.spawn.spawner, as for a plugin.
 
-    `uid`: the uid that root changes to; None for an ordinary user. Nothing is left behind: when the first
-    process of the spawner's pid namespace is killed, the kernel ends everything in it.
+    `uid`: the uid that root changes to; None for an ordinary user. `more`: of the order. Nothing is left
+    behind: when the first process of the spawner's pid namespace is killed, the kernel ends everything in it.
     """
     output, complaint = os.memfd_create("stdout"), os.memfd_create("stderr")
     order = SpawnOrder(
@@ -385,6 +391,7 @@ def run_spawned(
         keep=tuple(descriptors),
         rlimits=(),
         keyring=False,
+        **more,
     )
 
     def act(note: Note) -> None:

@@ -59,8 +59,9 @@ def open_host_side(state_dir: str, *, make: bool = False) -> Iterator[int | None
         yield found
 
 
-def remove_host_side(state_dir: str) -> None:
-    """Remove the host side with its content, if it exists. Raises OSError, LinkRefused and TooManyLinks."""
+def remove_host_side(state_dir: str, *, only_empty: bool = False) -> None:
+    """Remove the host side with its content, if it exists. `only_empty`: raise OSError if it has any. Raises
+    OSError, LinkRefused and TooManyLinks."""
     try:
         steps = walk(os.path.dirname(state_dir), follow="none")
     except FileNotFoundError:
@@ -74,7 +75,10 @@ def remove_host_side(state_dir: str) -> None:
             if above is None:
                 return
             with suppress(FileNotFoundError):
-                remove_tree(os.path.basename(state_dir), above, os.geteuid())
+                if only_empty:
+                    os.rmdir(os.path.basename(state_dir), dir_fd=above)
+                else:
+                    remove_tree(os.path.basename(state_dir), above, os.geteuid())
         with suppress(OSError):  # there are other host sides
             os.rmdir(FOLDER, dir_fd=steps[-1].fd)
     finally:

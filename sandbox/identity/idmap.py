@@ -29,6 +29,7 @@ _AT_EMPTY_PATH = 0x1000
 _AT_RECURSIVE = 0x8000
 _OPEN_TREE_CLONE = 1
 _OPEN_TREE_CLOEXEC = os.O_CLOEXEC
+_MOUNT_ATTR_RDONLY = 0x1
 _MOUNT_ATTR_NOSUID = 0x2
 _MOUNT_ATTR_NODEV = 0x4
 _MOUNT_ATTR_IDMAP = 0x100000
@@ -64,14 +65,23 @@ class IdmapUnavailable(Exception):
         self.errno = code
 
 
-def idmapped_mount(source: int, owner: FileOwner, plugin: FileOwner) -> int:
+def idmapped_mount(source: int, owner: FileOwner, plugin: FileOwner, *, read_only: bool = False) -> int:
     """A detached, recursive mount of `source`, in which `owner` appears as `plugin`.
 
     `source` is an open descriptor; O_PATH is enough. The opened file is mounted, also if its name leads
     elsewhere by now. The caller closes the returned descriptor.
     """
-    if owner.uid == 0 or owner.gid == 0 or plugin.uid == 0:
+    if plugin.uid == 0 or (not read_only and (owner.uid == 0 or owner.gid == 0)):
         raise ValueError("root is never mapped")
+    return _detached_mount(source, (owner, plugin), read_only)
+
+
+def detached_mount(source: int) -> int:
+    """The same without a mapping."""
+    return _detached_mount(source, None, False)
+
+
+def _detached_mount(source: int, mapped: tuple[FileOwner, FileOwner] | None, read_only: bool) -> int:
     numbers = _SYSCALLS.get(os.uname().machine)
     if numbers is None:
         raise IdmapUnavailable("make system calls on this architecture", errno.ENOSYS)
@@ -88,15 +98,17 @@ def idmapped_mount(source: int, owner: FileOwner, plugin: FileOwner) -> int:
         "copy its mount", numbers.open_tree, source, b"", flags | _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC
     )
     try:
-        namespace = _mapping(libc, owner, plugin)
+        namespace = 0 if mapped is None else _mapping(libc, *mapped)
         try:
-            wanted = _MOUNT_ATTR_IDMAP | _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV
+            wanted = _MOUNT_ATTR_NOSUID | _MOUNT_ATTR_NODEV | (_MOUNT_ATTR_RDONLY if read_only else 0)
+            wanted |= 0 if mapped is None else _MOUNT_ATTR_IDMAP
             # Private: in a copy of a shared mount, later mounts of the host would appear.
             attributes = _MOUNT_ATTR.pack(wanted, 0, _MS_PRIVATE, namespace)
             step = "map the owner of its files"
             call(step, numbers.mount_setattr, tree, b"", flags, attributes, ctypes.c_size_t(len(attributes)))
         finally:
-            os.close(namespace)
+            if mapped is not None:
+                os.close(namespace)
     except BaseException:
         os.close(tree)
         raise

@@ -154,6 +154,10 @@ def remove_if_unneeded(reservations: str, uid: int, *, out_of_uids: bool = False
     if not _is_state_missing(held):
         if not (_is_in_own_place(held, reservations) and held.manifest and not _exists(held.manifest)):
             return False
+        from sandbox.identity.host_side import host_side  # few launches come here
+
+        if _exists(host_side(held.state)):
+            return False  # what it changed of its package belongs to its uid
         try:
             os.rmdir(held.state)
         except OSError:

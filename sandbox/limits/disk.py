@@ -40,7 +40,7 @@ import time
 
 from sandbox.limits import disk_usage
 from sandbox.limits.meter import Meter
-from sandbox.speed.typed import TYPE_CHECKING, Callable, Generator, Iterable, Mapping
+from sandbox.speed.typed import TYPE_CHECKING, Callable, Collection, Generator, Iterable, Mapping
 from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
@@ -82,8 +82,9 @@ class _FreeSpace(NamedTuple):
 class _Folder:
     """One place the plugin may write."""
 
-    def __init__(self, path: str, fd: int) -> None:
+    def __init__(self, path: str, fd: int, *, is_overlaid: bool = False) -> None:
         self.path = path
+        self.is_overlaid = is_overlaid  # `fd` has what was changed; in the cage an overlay shows it
         self.fd = os.dup(fd)
         self.device = os.fstat(fd).st_dev
         self.devices = frozenset((self.device,))  # also of the mounts below
@@ -108,8 +109,8 @@ class _Folder:
     def held(self, file: DeletedFile) -> bool:
         """Whether a deleted file was in this folder, by its path: the caller's standard streams and updated
         libraries may be deleted files on the same device, too."""
-        if file.device is not None and file.device not in self.devices:
-            return False
+        if file.device is not None and file.device not in self.devices and not self.is_overlaid:
+            return False  # an overlay shows its files under a device of its own
         if file.path is None:
             return True
         from sandbox.paths.mounts import contains
@@ -131,7 +132,8 @@ class _Reference(NamedTuple):
 class DiskMeter(Meter):
     """Measures folders, given by their path in the cage and a descriptor, which the caller closes.
 
-    `processes` and `freeze`: see `watch_processes`. Without them there are no processes yet.
+    `processes` and `freeze`: see `watch_processes`. Without them there are no processes yet. `overlaid`:
+    paths of folders that are in an overlay in the cage.
     """
 
     def __init__(
@@ -140,6 +142,8 @@ class DiskMeter(Meter):
         limit: int,
         processes: Callable[[], Iterable[int]] | None = None,
         freeze: Callable[[bool], None] | None = None,
+        *,
+        overlaid: Collection[str] = (),
     ) -> None:
         self.limit = limit
         self.where: str | None = None  # the folder that is full
@@ -173,7 +177,7 @@ class DiskMeter(Meter):
         self._unseen_since: float | None = None
         try:
             for path, fd in folders.items():
-                self._folders.append(_Folder(path, fd))
+                self._folders.append(_Folder(path, fd, is_overlaid=path in overlaid))
         except BaseException:
             self.close()
             raise

@@ -32,6 +32,7 @@ class Slots(NamedTuple):
     status: int
     launcher: int | None = None  # None: it needs no name
     own_network: bool = False  # the cell's init has made the plugin's network namespace
+    overlays: tuple[str, ...] = ()  # destinations, among those of `folders`
 
 
 # Path of the launcher in the cage, if it needs one.
@@ -89,7 +90,8 @@ def tail(plan: LaunchPlan) -> tuple[str, ...]:
 
 def _with_descriptors(op: Operation, slots: Slots) -> tuple[str, ...]:
     match op:
-        case Bind(dest, _, writable, _) if dest in slots.folders:  # an idmapped mount
+        case Bind(dest, _, writable, _) if dest in slots.folders:  # an idmapped mount or an overlay
+            writable = writable or dest in slots.overlays
             return ("--bind" if writable else "--ro-bind", slots.folders[dest], dest)
         case Bind(dest, _, writable, _):
             # bwrap mounts by path here too, but compares device and inode of what it mounted with the

@@ -9,6 +9,8 @@ import os
 import stat
 
 from sandbox import look
+from sandbox.cache import fingerprint
+from sandbox.identity.host_side import host_side
 from sandbox.network.egress import EgressPlan
 from sandbox.paths import program as programs
 from sandbox.paths.access import require_access
@@ -24,12 +26,14 @@ from sandbox.plan.layers import Layers, LayerUnavailable
 from sandbox.plan.operations import RUNTIME_LINKS, RUNTIME_TREES, operations, visibility_check
 from sandbox.plan.places import ShownPlace, require_safe_places, state_link, working_directory
 from sandbox.plan.plan import (
+    OVERLAID,
     Bind,
     Guard,
     Idmapped,
     LaunchPlan,
     OpenPlan,
     Operation,
+    Overlay,
     PlanRefused,
     PlanRequest,
     ShownPath,
@@ -111,6 +115,9 @@ def _compile(
     egress = plan_egress(grant, policy)
     relocation = relocate(request)
     wanted, state = _wanted(request, grant, relocation), _state_wanted(request, grant)
+    overlaid = _overlaid(request, grant, state)
+    if overlaid:
+        wanted.append(_WantedPath(overlaid, "read", True, "the program"))
     found = relocation.program(_resolve_program(request, wanted, policy, denylist, environ), request)
     wanted += _program_wanted(found, relocation)
     links = [Symlink(path, look.readlink(path)) for path in RUNTIME_LINKS if look.islink(path)]
@@ -126,7 +133,9 @@ def _compile(
         link, untold = state_link(request, home, shown_at, links)
         links += link
         notes += untold
-    _judge_places(request, grant, opened, state, links)
+    if overlaid and not _may_be_overlaid(overlaid, opened):
+        overlaid = ""
+    _judge_places(request, grant, opened, state, links, overlaid)
     owners = _owners(request, policy, layers, opened)
     own = {request.root, *(_real(part.path) for part in relocation.parts)}
     _require_readable(_binds(opened), own, found, layers, owners)
@@ -139,6 +148,7 @@ def _compile(
         shown += tuple(shown_guards(guards))
         notes += guard_notes(guards)
     shown += tuple(_open_all(state, policy, denylist, opened, notes))
+    shown = tuple(each._replace(state=OVERLAID) if each.path == overlaid else each for each in shown)
 
     binds = _with_state_to_make(_binds(opened), shown)
     mounted = operations(request, grant, binds, links)
@@ -162,6 +172,7 @@ def _compile(
         idmapped=tuple(_idmapped(owners, opened, {want.path for want in state})),
         egress=egress,
         guards=guards,
+        overlays=_overlays(request, overlaid),
     )
 
 
@@ -215,6 +226,34 @@ def _state_wanted(request: PlanRequest, grant: Grant) -> list[_WantedPath]:
     ]
     whole = [want for want in asked if want.path == request.state_dir and want.access == "write"]
     return whole[:1] or asked
+
+
+def _overlaid(request: PlanRequest, grant: Grant, state: Iterable[_WantedPath]) -> str:
+    """The folder that it may change in an overlay, or ''. What it changes is state."""
+    if not request.overlaid or grant.unsandboxed or request.state_dir is None:
+        return ""
+    overlaid = _real(request.overlaid)
+    # A file that is hidden in it would be a mount point in what the plugin can change.
+    hides = any(contains(overlaid, path) for path in request.conceal)
+    kept = any(want.path == request.state_dir and want.access == "write" for want in state)
+    return overlaid if kept and not hides else ""
+
+
+def _may_be_overlaid(folder: str, opened: Mapping[str, _OpenedPath]) -> bool:
+    """Not if an earlier version stored it with modes that keep its owner from writing, or if a part of it has
+    a mount of its own."""
+    if not opened[folder].source.identity.mode & stat.S_IWUSR:
+        return False
+    return not any(dest != folder and contains(folder, dest) for dest in opened)
+
+
+def _overlays(request: PlanRequest, overlaid: str) -> tuple[Overlay, ...]:
+    """Each folder has changes of its own: another version of a package is another folder, and changes of
+    other files than those would hide or mix them."""
+    if not overlaid or request.state_dir is None:
+        return ()
+    name = fingerprint(os.fsencode(overlaid))[:16]
+    return (Overlay(overlaid, f"{host_side(request.state_dir)}/overlays/{name}"),)
 
 
 def _resolve_program(
@@ -292,9 +331,11 @@ def _judge_places(
     opened: Mapping[str, _OpenedPath],
     state: Iterable[_WantedPath],
     links: Sequence[Symlink],
+    overlaid: str,
 ) -> None:
     places = [
-        ShownPlace(dest, held.access, held.where, bool(held.moved_from)) for dest, held in opened.items()
+        ShownPlace(dest, "write" if dest == overlaid else held.access, held.where, bool(held.moved_from))
+        for dest, held in opened.items()
     ]
     places += [ShownPlace(want.path, want.access, want.where) for want in state]
     require_safe_places(places, links, request, grant)

@@ -22,6 +22,7 @@ _LONGEST_WORD = 4096
 # Every cage has folders of its own under these names.
 _PRIVATE = ("/tmp", "/dev/shm")
 _KERNELS = ("/proc", "/sys", "/dev")
+_HERE = (".", "..")  # the only words without a slash that are paths for sure
 
 # By who can ask for the path: the words of the command line, `runner allow`, or a manifest.
 _HINT_OF_OPTIONS = "show it with --read PATH or --write PATH"
@@ -64,6 +65,7 @@ def unshown_path_notes(
             hidden += 1
             continue
         shown = label if label.isprintable() and len(label) < 200 else quoted(label)
+        shown += f" ({path})" if word in _HERE and path.isprintable() else ""
         message = f"{shown} names a host path that is not in the cage; {effect}"
         notes[label] = Note("outside", message, "" if denied(path) else hint)
     found = tuple(notes.values())
@@ -119,7 +121,8 @@ def _effect(
     if private:
         path = home + path[1:] if home.startswith("/") else "/home"
     elif not path.startswith("/"):
-        if "/" not in path or not _leads_somewhere(os.path.normpath(os.path.join(directory, path))):
+        leads = "/" in path and _leads_somewhere(os.path.normpath(os.path.join(directory, path)))
+        if not leads and path not in _HERE:
             return "", ""
         private = inside != directory and inside in _PRIVATE  # a relative path leads elsewhere from there
         # The program's folder may have another path in the cage.

@@ -12,6 +12,7 @@ from sandbox.speed.typed import TYPE_CHECKING, Literal, Mapping, Sequence
 from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
+    from sandbox.identity.overlay import OpenOverlay
     from sandbox.network.egress import EgressPlan
     from sandbox.paths.file_identity import FileIdentity
     from sandbox.plan.layers import Layers
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from sandbox.spec import Access, Denial, Project
 
 OWN_PLACES = ("/", "/tmp")  # every cage has its own
+OVERLAID = "overlaid"  # read-only, and the plugin may change what it sees
 
 
 class Bind(NamedTuple):
@@ -84,7 +86,7 @@ class ShownPath(NamedTuple):
     path: str
     access: Access
     origin: str
-    state: str  # "bound" | "missing" | "made at launch"
+    state: str  # "bound" | "missing" | "made at launch" | OVERLAID
     inside: str = ""  # its path in the cage, if that is another
 
 
@@ -110,6 +112,14 @@ class Guard(NamedTuple):
     content: str | None = None  # of a file that is made; None: a folder
 
 
+class Overlay(NamedTuple):
+    """A read-only bind that the plugin may change as far as it sees: the changes are kept elsewhere, and the
+    source stays as it is. Where no overlay can be mounted, it is an ordinary read-only bind."""
+
+    dest: str  # of the bind
+    changes: str  # folder of the host that keeps them (sandbox/identity/overlay.py)
+
+
 class LaunchPlan(NamedTuple):
     argv: tuple[str, ...]
     directory: str
@@ -127,6 +137,23 @@ class LaunchPlan(NamedTuple):
     idmapped: tuple[Idmapped, ...] = ()
     egress: EgressPlan | None = None  # what the gate lets through; None: there is no gate
     guards: tuple[Guard, ...] = ()  # in the order in which they are mounted
+    overlays: tuple[Overlay, ...] = ()
+
+    def without_overlays(self, why: str) -> LaunchPlan:
+        """The same with read-only binds, for a machine that cannot mount overlays."""
+        hint = "it works without, unless it writes there: `runner doctor` says what this machine can do"
+        bare = {each.dest for each in self.overlays}
+        return self._replace(
+            overlays=(),
+            shown=tuple(
+                each._replace(state="bound") if each.path in bare and each.state == OVERLAID else each
+                for each in self.shown
+            ),
+            notes=(
+                *self.notes,
+                *(Note("overlay", f"{dest} stays read-only: {why}", hint) for dest in sorted(bare)),
+            ),
+        )
 
     @property
     def memory_files(self) -> tuple[MemoryFile, ...]:
@@ -189,6 +216,7 @@ class PlanRequest(NamedTuple):
     # The approval is for this program and its script, as `programs.locate` finds them; empty: for any.
     approved_program: tuple[str, ...] = ()
     state_link: str = ""  # a name below HOME in the cage that leads to the state directory, if it is granted
+    overlaid: str = ""  # a folder that it may change in an overlay, if it has the whole state directory
 
 
 class OpenPlan(NamedTuple):
@@ -196,12 +224,14 @@ class OpenPlan(NamedTuple):
 
     plan: LaunchPlan
     descriptors: Mapping[str, int]  # by destination
+    overlays: Mapping[str, OpenOverlay] = {}  # noqa: RUF012 -- nobody changes it; by destination
 
     @property
     def writable(self) -> Mapping[str, int]:
         """The descriptors of folders and files that the plugin may write."""
         binds = (op for op in self.plan.operations if isinstance(op, Bind) and op.writable)
-        return {bind.dest: self.descriptors[bind.dest] for bind in binds if bind.dest in self.descriptors}
+        found = {bind.dest: self.descriptors[bind.dest] for bind in binds if bind.dest in self.descriptors}
+        return {**found, **{dest: held.upper for dest, held in self.overlays.items()}}
 
 
 def missing_note(path: str, origin: str = "manifest") -> Note:

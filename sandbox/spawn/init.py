@@ -25,6 +25,7 @@ from sandbox.spawn.order import (
     LEAVE,
     MEET_GATE,
     OBSERVE,
+    OVERLAY,
     CgroupHandles,
     GuardOrder,
     NetworkFault,
@@ -185,6 +186,27 @@ def _make_folders(order: SpawnOrder, libc: Libc) -> None:
     for number, (fd, real) in enumerate(order.binds, len(order.folders) + len(order.mounts)):
         os.mkdir(folder_path(number))
         bind_source(libc, fd, real, folder_path(number))
+
+
+def _mount_overlays(order: SpawnOrder, libc: Libc) -> None:
+    """Mount each overlay over folders that are mounted already, for bwrap to bind.
+
+    In a user namespace overlayfs keeps its marks in attributes that the owner of a file may set
+    (`userxattr`); on the mount it hides them. Without an index two cages may share the changes, each with a
+    work folder of its own. What one of them then sees of the other is undefined, says the kernel; in fact it
+    does not see what became of a name that it has looked at before.
+    """
+    first = len(order.folders) + len(order.mounts) + len(order.binds)
+    for number, each in enumerate(order.overlays, first):
+        os.mkdir(folder_path(number))
+        changes = folder_path(each.changes)
+        options = (
+            f"userxattr,index=off,lowerdir={folder_path(each.lower)},"
+            f"upperdir={changes}/upper,workdir={changes}/{each.work}"
+        )
+        flags = _MS_NOSUID | _MS_NODEV
+        if libc.mount(b"overlay", folder_path(number).encode(), b"overlay", flags, options.encode()) < 0:
+            raise OSError(get_errno(), "")
 
 
 def _guard(libc: Libc, guard: GuardOrder) -> None:
@@ -352,6 +374,7 @@ def _program_stages(order: SpawnOrder, libc: Libc, born_inside: bool) -> Sequenc
     return (
         ("drop root's access to files", lambda: _drop_root_file_access(order, libc)),
         ("make its temporary folders", lambda: _make_folders(order, libc)),
+        (OVERLAY, lambda: _mount_overlays(order, libc)),
         *(
             (f"guard {each.path[-60:]!a} in a writable folder", lambda each=each: _guard(libc, each))
             for each in order.guards

@@ -115,6 +115,10 @@ LEAVE, MEET_GATE = "leave the host's network", "be served by the gate"
 OBSERVE = "install the filter of runner learn"
 
 
+# The step that mounts overlays. Without it their folders are read-only.
+OVERLAY = "mount an overlay"
+
+
 class NetworkFault(OSError):
     """A step of making the plugin's network was refused. `step` names it."""
 
@@ -147,6 +151,14 @@ class GuardOrder(NamedTuple):
     path: str  # below it
     access: str  # "read", "write" or "hidden"
     optional: bool  # skipped if it does not exist any more
+
+
+class OverlayOrder(NamedTuple):
+    """A folder and the changes in it as one, mounted at folder_path of its own number."""
+
+    lower: int  # the number of the folder that stays as it is
+    changes: int  # the number of the folder that has `upper` and `work`
+    work: str
 
 
 class ObserverOrder(NamedTuple):
@@ -182,6 +194,7 @@ class SpawnOrder(NamedTuple):
     # Folders of the host, each with its name, that are mounted for their guards. Their numbers come next.
     binds: tuple[tuple[int, str], ...] = ()
     guards: tuple[GuardOrder, ...] = ()
+    overlays: tuple[OverlayOrder, ...] = ()  # their numbers come last
     network: NetworkOrder | None = None  # None: bwrap makes the network namespace, or there is none
     observer: ObserverOrder | None = None
 

@@ -27,31 +27,32 @@ def installed(plugin: Plugin, environ: Mapping[str, str]) -> Plugin:
         return plugin
     if found is None:
         return plugin
-    words, args = found
+    words, args, tree = found
     stored = len(words) - 1
     launcher = (entry.command, *entry.args)[: 1 + len(entry.args) - len(args)]
     if not launcher:  # the command has a whole line, with the program's own arguments
         launcher, stored = (entry.command,), stored + len(args)
     new = entry._replace(command=words[0], args=(*words[1:], *args), launcher=launcher, stored_args=stored)
-    return plugin._replace(entrypoint=new, spec=_with_home(plugin.spec))
+    return plugin._replace(entrypoint=new, spec=_with_state(plugin.spec, tree))
 
 
-def _with_home(spec: SandboxSpec) -> SandboxSpec:
-    """With the state directory as home: what a program keeps in ~/.cache would be fetched anew at each start
-    otherwise."""
+def _with_state(spec: SandboxSpec, tree: str) -> SandboxSpec:
+    """With the state directory as home, and its package in an overlay: what a program keeps in ~/.cache would
+    be fetched anew at each start otherwise, and some keep their data beside their code."""
     if not any(each.path == STATE_DIR_TOKEN for each in spec.paths):
         return spec
     known = {each.name for each in spec.env}
     wanted = {"HOME": STATE_DIR_TOKEN, "XDG_CACHE_HOME": f"{STATE_DIR_TOKEN}/.cache"}
     added = tuple(EnvRequest(name, value, fixed=True) for name, value in wanted.items() if name not in known)
-    return spec._replace(env=(*spec.env, *added))
+    return spec._replace(env=(*spec.env, *added), overlaid=tree)
 
 
 def find_stored(
     argv: Sequence[str], environ: Mapping[str, str], *, main_only: bool = False
-) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """The stored program in place of a launcher's command line, and the arguments that it gets; None if there
-    is none. `main_only`: in the store that a start by a host looks into. Raises StoreRefused."""
+) -> tuple[tuple[str, ...], tuple[str, ...], str] | None:
+    """The stored program in place of a launcher's command line, the arguments that it gets, and the folder of
+    its packages; None if there is none. `main_only`: in the store that a start by a host looks into. Raises
+    StoreRefused."""
     try:
         launch = launch_of(argv)
     except UnusableSpec:
@@ -61,7 +62,7 @@ def find_stored(
     for root in (main_store_root(environ),) if main_only else store_roots(environ):
         store = Store(root)
         if (found := store.find(launch.request)) is not None:
-            return store.words(found), launch.args
+            return store.words(found), launch.args, store.tree(found.set_name)
     return None
 
 

@@ -26,6 +26,8 @@ from sandbox.spec import Access, Approval
 MOST_SHOWN = 5
 _MOST_OF_A_KIND = 3  # if there are other kinds
 _ITS_STDERR = "its stderr"
+# Files that well-known servers keep beside their code, and the variable that moves each.
+_MOVED_BY = (("memory.jsonl", "MEMORY_FILE_PATH"), ("memory.json", "MEMORY_FILE_PATH"))
 
 # Every login has these, so a message about one of them says nothing.
 _COMMON_NAMES = frozenset(("PATH", "HOME", "PWD", "OLDPWD", "SHELL", "USER", "LOGNAME", "TERM", "LANG"))
@@ -258,23 +260,31 @@ class _PathAdvice(CagePlaces):
         yield _option_advice(self.scene, "write", what, ("--write", folder), Approval(write=(folder,)), where)
 
     def _read_only(self, path: str, wanted: str, inside: str) -> Iterator[Advice]:
+        file = os.path.basename(path)
+        named = next((each for each in _MOVED_BY if file.startswith(each[0])), None)
+        mover = "an option or a variable of its own may move it to a path in ${state_dir}"
+        if named is not None:
+            mover = f"set {named[1]}=${{state_dir}}/{named[0]} for it, which moves the file to its state"
         if self.exists(path):
-            yield from self._advice(path, "write", wanted, shown=True)
+            yield from self._advice(path, "write", wanted, mover)
         elif self.is_folder(folder := os.path.dirname(path)):
-            yield from self._advice(folder, "write", inside, shown=True)
+            yield from self._advice(folder, "write", inside, mover)
 
-    def _advice(self, path: str, access: Access, who: str, *, shown: bool = False) -> Iterator[Advice]:
+    def _advice(self, path: str, access: Access, who: str, mover: str = "") -> Iterator[Advice]:
+        """`mover`: of a path that is shown read-only, what helps where no option does."""
         scene = self.scene
         if any(contains(told, path) and (access == "read" or kind == "write") for told, kind in self._told):
             return
         self._told.append((path, access))
-        state = "which is read-only in the cage" if shown else "which is not in the cage"
+        state = "which is read-only in the cage" if mover else "which is not in the cage"
         what = f"{who} {path}, {state}"
         if clause := self.denial(path, access):
-            yield Advice(access, f"{what}, and no option grants it: it {clause}")
+            told = f"{what}, and no option grants it: it {clause}"
+            yield Advice(access, f"{told}; {mover}" if mover else told)
             return
         if access == "write" and any(contains(path, own) for own in scene.own):
             remedy = "no option lets it write there: have it write to another folder, which --write can name"
+            remedy += f"; {mover}" if mover else ""
             yield Advice("write", f"{what}, and which holds the program; {remedy}")
             return
         asked = Approval(read=(path,)) if access == "read" else Approval(write=(path,))

@@ -143,6 +143,7 @@ def _writable(planned: Planned) -> Iterator[str]:
     for op in planned.plan.operations:
         if isinstance(op, Tmpfs) or (isinstance(op, Bind) and op.writable):
             yield op.dest
+    yield from (each.dest for each in planned.plan.overlays)
 
 
 def _mentions(planned: Planned) -> Iterator[Mention]:

@@ -50,7 +50,7 @@ def fill(store: Store, place: Path, request: object = REQUEST) -> Installed:
     return installed
 
 
-def test_a_set_is_read_only_and_shared(store: Store, plugin_dir: Path) -> None:
+def test_a_set_is_its_owners_and_shared(store: Store, plugin_dir: Path) -> None:
     installed = fill(store, plugin_dir / "runner-install-1")
     other = npm_request(("demo@1",), "")
     fill(store, plugin_dir / "runner-install-2", other)
@@ -58,7 +58,8 @@ def test_a_set_is_read_only_and_shared(store: Store, plugin_dir: Path) -> None:
     root = Path(store.root)
     assert os.listdir(root / "sets") == [LOCK.name]
     tree = root / "sets" / LOCK.name / "tree"
-    assert (tree.stat().st_mode & 0o222, (tree / "index.js").stat().st_mode & 0o222) == (0, 0)
+    # In its cage a server may change what it sees of them, as the owner that it appears to be.
+    assert [path.stat().st_mode & 0o222 for path in (tree, tree / "index.js")] == [0o200, 0o200]
     assert store.words(installed) == ("node", f"{tree}/index.js")
     assert store.changed(LOCK.name) == []
     assert sorted(os.listdir(root)) == ["lock", "requests", "sets"]

@@ -82,6 +82,51 @@ def test_a_program_that_could_not_be_executed(runner_as: Caller, plugin_dir: Pat
     ]
 
 
+def overlaid(given: dict[str, Any], folder: str, works: bool) -> list[Any]:
+    """A launch whose folder has an overlay; unless it `works`, the kernel refuses that."""
+    import os
+    from contextlib import contextmanager
+
+    from sandbox.cell import launch as launching
+    from sandbox.identity.overlay import open_overlay
+    from sandbox.plan.plan import Overlay
+
+    # The uid is another one at each launch, and changes belong to one.
+    launch, name = launching.launch, "a" if works else "b"
+
+    @contextmanager
+    def launch_overlaid(opened: Any, owner: Any, *words: Any) -> Any:
+        plan = opened.plan._replace(
+            overlays=(Overlay(folder, f"{folder}.state/.storage/demo/overlays/{name}"),)
+        )
+        with open_overlay(f"{folder}.state/demo", name, owner.uid, owner.gid) as held:
+            held = held if works else held._replace(work="none")
+            opened = opened._replace(plan=plan, overlays={folder: held})
+            with launch(opened, owner, *words) as cell:
+                yield cell
+
+    launching.launch = launch_overlaid  # type: ignore[assignment]
+    os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
+    with contextmanager(cage)(given) as cell:
+        end = cell.wait()
+    return [end.code, cell.overlay_fault]
+
+
+@pytest.mark.both_callers
+def test_without_its_overlay_it_starts_and_says_why(runner_as: Caller, plugin_dir: Path) -> None:
+    folder = plugin_dir / "package"
+    (plugin_dir / "package.state/demo").mkdir(parents=True)
+    folder.mkdir()
+    (folder / "file").touch()
+    runner_as.give(plugin_dir)
+    script = f"test -e {folder}/file && echo > {folder}/file && rm {folder}/file && exit 7; exit 8"
+    given = cages.order(sh(script), paths=[(str(folder), "read")])
+    assert elsewhere.run(runner_as, overlaid, given, str(folder), True, using=(cage,)) == [7, ""]
+    [code, fault] = elsewhere.run(runner_as, overlaid, given, str(folder), False, using=(cage,))
+    assert code == 8 and fault.startswith("this machine mounts no overlay there: ")
+    assert (folder / "file").exists()
+
+
 def swapped(given: dict[str, Any], source: str, other: str) -> list[Any]:
     """A source is replaced between the plan and the launch."""
     import os

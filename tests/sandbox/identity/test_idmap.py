@@ -50,6 +50,24 @@ def data(plugin_dir: Path) -> Path:
 
 
 @needs_root
+def test_roots_files_are_mapped_only_where_nothing_can_be_written(plugin_dir: Path) -> None:
+    fd, roots = os.open(plugin_dir, os.O_PATH), FileOwner(0, 0)
+    with pytest.raises(ValueError, match="root is never mapped"):
+        idmapped_mount(fd, roots, PLUGIN)
+    try:
+        tree = idmapped_mount(fd, roots, PLUGIN, read_only=True)
+    except IdmapUnavailable as refused:
+        pytest.skip(f"needs idmapped mounts: {refused}")
+    finally:
+        os.close(fd)
+    status = os.fstatvfs(tree)
+    assert (
+        os.fstat(tree).st_uid == PLUGIN.uid and status.f_flag & os.ST_RDONLY and status.f_flag & os.ST_NOSUID
+    )
+    os.close(tree)
+
+
+@needs_root
 def test_only_the_owner_is_mapped_to_the_plugin(data: Path) -> None:
     for name, owner in (("roots", (0, 0)), ("groups", (ALICE.uid, 0)), ("others", (SPARE_UID, ALICE.gid))):
         (data / name).touch()

@@ -115,6 +115,10 @@ def test_a_relative_word_in_another_working_directory(place: Path) -> None:
     assert told(place, "./sub/file", shown=shown, inside="/tmp") == [
         f"./sub/file names a host path that is not in the cage; {LOST}"
     ]
+    assert told(place, ".", shown=shown) == []
+    assert told(place, ".", shown=shown, inside="/tmp") == [
+        f". (HERE) names a host path that is not in the cage; {LOST}"
+    ]
 
 
 def test_variables(place: Path) -> None:

@@ -623,6 +623,14 @@ def test_paths_in_answers_need_an_error(tmp_path: Path) -> None:
             line.what.startswith(f"its answer names {what}") and "no option" in line.what and not line.option
         )
         assert advice_of_calls(found) == found
+    # Beside its program no option helps, and a variable may.
+    beside = scene(tmp_path, shown=("/usr", str(guard.parent)), own=(f"{guard.parent}/server.js",))
+    for name, what in (
+        ("memory.jsonl.1f.tmp", "set MEMORY_FILE_PATH=${state_dir}/memory.jsonl"),
+        ("x", "may move it"),
+    ):
+        (line,) = advise(beside, answers=f"EROFS: read-only file system, open '{guard.parent}/{name}'")
+        assert what in line.what and not line.option
     (line,) = advise(scene(tmp_path), answers=f"ENOENT: no such file or directory, open '{file}x'")
     assert (line.what, line.option) == (
         f"its answer names a file in {tmp_path}, which is not in the cage",
