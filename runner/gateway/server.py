@@ -102,6 +102,7 @@ class ClientGateway:
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._bus = InMemorySubscriptionBus()
         self._told: set[str] = set()  # remarks that this client has heard
+        self._listing = 0  # lists that are being made: what is told meanwhile comes before their answers
         self._untold: deque[tuple[str, str]] = deque(maxlen=_MOST_UNTOLD)  # levels and texts
         self._changed: set[str] = set()
         self._news = NewsQueue[Callable[[], Awaitable[None]] | None]()
@@ -147,12 +148,16 @@ class ClientGateway:
     def _lister(self, what: str) -> Callable[[Context, Any], Awaitable[Any]]:
         async def lists(context: Context, params: Any) -> dict[str, Any]:
             found: list[dict[str, Any]] = []
-            for known in await self._catalogue.all():
-                if not self._settings.sees_plugin(known.source.name):
-                    continue
-                await self._tell_remarks(context, known)
-                found += (self._entry(what, each) for each in known.shown.get(what, {}).values())
-            await self._tell_untold(context)
+            self._listing += 1
+            try:
+                for known in await self._catalogue.all():
+                    if not self._settings.sees_plugin(known.source.name):
+                        continue
+                    await self._tell_remarks(context, known)
+                    found += (self._entry(what, each) for each in known.shown.get(what, {}).values())
+                await self._tell_untold(context)
+            finally:
+                self._listing -= 1
             return finished({LISTS[what][1]: [each for each in found if each]})
 
         return lists
@@ -318,7 +323,7 @@ class ClientGateway:
             return
         self._told.add(text)
         request = self._questions.asked_by(plugin)
-        if self._sessions:
+        if self._sessions and not self._listing:
             self._news.put(partial(self._tell_sessions, level, text), text)
         elif request is not None and request.client is self:
             self._news.put(partial(self._log, request.context, level, "runner", text), text)
@@ -328,7 +333,10 @@ class ClientGateway:
     async def _tell_untold(self, context: Context) -> None:
         while self._untold:
             level, text = self._untold.popleft()
-            await self._log(context, level, "runner", text)
+            if self._sessions:
+                await self._tell_sessions(level, text)
+            else:
+                await self._log(context, level, "runner", text)
 
     async def _tell_sessions(self, level: str, text: str) -> None:
         for each in list(self._sessions.values()):
