@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import trio
@@ -15,7 +15,7 @@ from runner.exceptions import PluginError, PluginFailure
 from runner.fleet.client import DURABLE_KINDS, FleetPlugin
 from runner.fleet.connection import FleetAddress, NoFleet
 from runner.fleet.library import Fleet, open_fleet
-from runner.fleet.operate import queues
+from runner.fleet.operate import ask_workers, queues
 from runner.ledger.rows import Effect
 from runner.library import Result, check_seconds
 from runner.lifecycle.exceptions import Unavailable, UnknownPlugin
@@ -32,6 +32,7 @@ from runner.session import account
 from runner.session.pending import OnProgress
 
 _LOOK_SECONDS = 2.0
+_MOST_STDERR = 20  # quarantines whose stderr is asked for: a worker may show thousands
 # Outcomes of calls about which no plugin was asked.
 _NEVER_RAN: tuple[Code, ...] = (
     *("launch_failed", "sandbox_unavailable", "overloaded", "quarantined"),
@@ -54,12 +55,14 @@ class FleetSupervisor(Supervisor):
         self.fault = ""
         self.overview: dict[str, Any] = {}  # empty: the servers did not tell it when they were asked last
         self.on_look: Callable[[], None] = lambda: None
+        self._stderr: dict[tuple[str, str], str] = {}  # its end, by worker and digest of what was given up
 
     async def look(self) -> None:
         """Ask who is there."""
         try:
             found = {each.name: each for each in await self._fleet.plugins()}
             self.overview = await self._fleet.thread.run(queues, self._fleet.client)
+            self._add_stderr()
             self.fault = ""
         except NoFleet as lost:
             self.fault, self.overview = str(lost), {}
@@ -72,6 +75,36 @@ class FleetSupervisor(Supervisor):
                 held = found[name].held if name in found else "no worker has it"
                 self._news.tell(LifecycleNews(name, _state(found.get(name)), held, time.time()))
         self.known = found
+
+    def _add_stderr(self) -> None:
+        """Beside each quarantine. A worker is asked once for it, and tells it to operators only: a door whose
+        user the servers do not let ask has none."""
+        rows = {
+            (worker["worker"], each["digest"]): each
+            for worker in self.overview["workers"]
+            for each in worker["plugins"]
+            if each["hold"] == "quarantined"
+        }
+        for gone in self._stderr.keys() - rows.keys():
+            del self._stderr[gone]
+        for key, row in rows.items():
+            if key in self._stderr:
+                row["stderr"] = self._stderr[key]
+            elif len(self._stderr) < _MOST_STDERR:
+                self._stderr[key] = ""
+                self._nursery.start_soon(self._read_stderr, row["name"], *key)
+
+    async def _read_stderr(self, name: str, worker: str, digest: str) -> None:
+        found: list[str] = []
+
+        async def ask() -> None:
+            plugin = f"{name}@{digest}"
+            await ask_workers(self._fleet.client, "logs", plugin, worker, lambda _, text: found.append(text))
+
+        with suppress(Refused, NoFleet):
+            await self._fleet.thread.run(ask)
+        if found and (worker, digest) in self._stderr:
+            self._stderr[worker, digest] = found[0]
 
     async def follow_fleet(self) -> None:
         while True:

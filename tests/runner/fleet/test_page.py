@@ -13,6 +13,7 @@ from runner.fleet import names, operate
 from runner.fleet.client import FleetClient
 from tests.conftest import Caller
 from tests.runner.fleet.bus import Bus, ask, bus_in, working
+from tests.runner.fleet.test_fleet import fails_if_asked
 from tests.runner.serve.page.browser import Page, chromium
 from tests.runner.serve.served import serving
 from tests.runner.serve.shelf import put_example
@@ -29,6 +30,8 @@ def test_the_page_of_a_fleet(
 ) -> None:
     (plugin_dir / "plugins").mkdir()
     put_example("mcp", "mcp7", plugin_dir / "plugins")
+    fails_if_asked(plugin_dir / "plugins/mcp7/server.py")
+    settings = write_file(plugin_dir / "settings.toml", "[mcp7]\nnumbers = {respawn = false}\n", 0o644)
     token = write_file(plugin_dir / "token", "t" * 43, 0o600)
     runner_as.give(token)
     options = ("--http", "127.0.0.1:0", "--token-file", str(token))
@@ -41,11 +44,12 @@ def test_the_page_of_a_fleet(
         browser.get(page.ctl("open"))
         page.until("#cards", "Nobody takes calls")
         page.until("#cards", "No worker tells how many the fleet has")
-        with working(runner_as, plugin_dir, bus.url, name="w7"):
+        with working(runner_as, plugin_dir, bus.url, "--settings", str(settings), name="w7"):
             check_all_is_well(page)
             check_nothing_is_offered_that_is_refused(page)
             check_dead_letters(page, bus)
             check_quarantine(page, bus)
+            check_given_up(page, bus)
             check_hostile_worker(page, bus)
             bus.kill()
             # Nobody knows how it is. What was known before is not shown as if it were so now.
@@ -105,6 +109,15 @@ def check_quarantine(page: Page, bus: Bus) -> None:
     assert wait_for(lambda: cards(page) == 1, step=0.1), page.text("#cards")  # a person has drained it
     hold("release", "w7")
     page.until_state("mcp7", "ready")
+
+
+def check_given_up(page: Page, bus: Bus) -> None:
+    status, answer = page.served.call("mcp7", "greet", {"name": "nobody"})
+    assert (status, answer["error"]["code"]) == (502, "crashed"), answer
+    page.until("#cards", "quarantined")
+    page.until("#cards", "the database")  # the worker's stderr: this door's user may ask for it
+    ask(bus.url, lambda client: operate.ask_workers(client, "reset", "mcp7", None, lambda *_: None))
+    assert wait_for(lambda: cards(page) == 1, step=0.1), page.text("#cards")
 
 
 def check_hostile_worker(page: Page, bus: Bus) -> None:
