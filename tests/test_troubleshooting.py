@@ -42,7 +42,7 @@ def sections() -> list[str]:
 
 
 def test_every_symptom_has_a_command() -> None:
-    assert len(sections()) == 10
+    assert len(sections()) == 11
     assert {example.section for example in examples()} == set(sections())
     assert len(examples()) == PAGE.count("```sh\n")
     assert sum(bool(example.output) for example in examples()) == PAGE.count("```text\n")
