@@ -27,11 +27,16 @@ command = "./run"
 """
 
 
+def put_program(path: Path) -> None:
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+
+
 @pytest.fixture(autouse=True)
 def _in_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RUNNER_CACHE", "off")
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "run").touch(0o755)
+    put_program(tmp_path / "run")
     (tmp_path / "good.toml").write_text(NEXO)
     (tmp_path / "bad.toml").write_text(NEXO + '[plugin.sandbox]\nnetwrok = "host"\n[plugin.meta]\nx = 1\n')
     (tmp_path / "mcp.json").write_text(
@@ -180,7 +185,7 @@ def test_what_a_rune_bundle_names_has_to_be_there(tmp_path: Path, capsys: pytest
         "    it is relative to the bundle's folder",
         "2 errors, 0 warnings",
     ]
-    (tmp_path / "run").touch(0o755)
+    put_program(tmp_path / "run")
     (tmp_path / "sub").mkdir()
     assert run(check, "rterm-plugin.json") == 0
 
@@ -461,7 +466,7 @@ WRONG = {
 def test_all_faults_at_once_in_plain_words(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, messages: list[str]
 ) -> None:
-    (tmp_path / "run").touch(0o755)
+    put_program(tmp_path / "run")
     (tmp_path / "plain").touch(0o644)
     (tmp_path / name).write_text(text)
     assert run(check, "--format", "json", str(tmp_path / name)) in (20, 26)
