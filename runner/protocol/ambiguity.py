@@ -15,8 +15,6 @@ from sandbox.document.diagnostic import quoted
 # Pieces of one line that are looked at. Time limits are not checked meanwhile.
 MOST_PIECES = 10_000
 
-# Characters that end a line for some readers: those of str.splitlines, and NUL, which ends a string in C.
-_ENDS = dict.fromkeys(map(ord, "\0\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), "\n")
 # Numbers are not needed here. Converting long ones is slow, and CPython refuses integers of 4301 digits.
 _STREAM = json.JSONDecoder(parse_int=lambda _: 0, parse_float=lambda _: 0.0)
 _SOMETHING = re.compile(r"\S")
@@ -41,17 +39,13 @@ def odd_key(table: Any, words: frozenset[str]) -> str:
     return ""
 
 
-def hides_message(raw: bytes, *, is_json: bool, is_message: Callable[[Any], bool]) -> bool:
-    """Whether a parser that ends lines at other characters, or reads one value after another, would find a
-    message in the line. True also if the line has too many pieces to search."""
-    if not is_json:
-        if b"{" not in raw:
-            return False
-        text, end = raw.decode("utf-8", "replace").translate(_ENDS), "\n"
-    elif b"\r" in raw.strip():  # the only such character that JSON allows between tokens
-        text, end = raw.decode("utf-8", "replace"), "\r"
-    else:
+def hides_message(raw: bytes, *, is_message: Callable[[Any], bool]) -> bool:
+    """Whether a reader that also ends lines at a carriage return, the only such character that JSON allows
+    between tokens, would find another message in a line of JSON. True also if the line has too many pieces
+    to search."""
+    if b"\r" not in raw.strip():
         return False
+    text, end = raw.decode("utf-8", "replace"), "\r"
     if text.count(end) > MOST_PIECES:
         return True
     values = (value for piece in text.split(end) for value in _values(piece))
