@@ -23,7 +23,7 @@ MOST_OPEN = 4096
 # Characters of a method or an id that are kept. An answer with a longer id counts as a stray.
 LONGEST = 256
 # A host that drops other characters, or cuts a text, could read one of the contract's methods.
-_METHOD = re.compile(r"[!-~]{1,1024}")
+_PLAIN_METHOD = re.compile(r"[!-~]{1,1024}")
 
 
 class Withheld(NamedTuple):
@@ -39,6 +39,8 @@ class Rewritten(NamedTuple):
 
     frame: bytes
 
+
+_NOT_RPC = Withheld("not_rpc", "JSON that is not a message")
 
 Verdict = Violation | Withheld | Rewritten | None
 # The contract's own judgement of a line: its value, or the cause and the detail of its fault.
@@ -66,7 +68,7 @@ class Question(NamedTuple):
 class Answered(NamedTuple):
     """The plugin's answer to a request of its host."""
 
-    method: str  # of the request
+    method: str  # of the request; empty: it is not known
     result: Any
     error: Any  # None: there is none
 
@@ -75,11 +77,11 @@ Heard = Question | Answered
 
 
 class Observer:
-    """Both sides of one conversation. `methods`: those the contract acts on. A host that ignores case would
-    also take other spellings of them. `handshakes`: the methods whose answer completes the handshake; None:
-    each of `methods` does. `one_kind`: a message that is both a request and an answer, or both a result and
-    an error, ends the plugin; otherwise it is withheld.
-    `null_results`: an answer with neither a result nor an error has the result null.
+    """Both sides of one conversation. `methods`: those the contract acts on. `handshakes`: the methods whose
+    answer completes the handshake; None: each of `methods` does. `versioned`: a message has "jsonrpc": "2.0".
+    `one_kind`: a message that is both a request and an answer, or has both a result and an error, ends the
+    plugin; otherwise it is withheld. `null_results`: an answer without a result or an error has the result
+    null.
 
     An answer without a request of the host is withheld. The host could take it for the answer to a request
     that it is about to send, and that answer would be unchecked."""
@@ -91,15 +93,17 @@ class Observer:
         handshakes: frozenset[str] | None = None,
         read: Reader = read_line,
         judge: Judge = judge_line,
+        versioned: bool = False,
         one_kind: bool = False,
         null_results: bool = False,
     ) -> None:
         # Whether the handshake is complete. An inspector sets it too, where the host uses no handshake.
         self.settled = False
         self._read, self._judge = read, judge
-        self._one_kind, self._null_results = one_kind, null_results
+        self._versioned, self._one_kind, self._null_results = versioned, one_kind, null_results
         self._handshakes = methods if handshakes is None else handshakes
         self._methods = methods
+        self._folded = {method.casefold() for method in methods}
         self._open: dict[tuple[type, Any], str] = {}
         self._sent: dict[tuple[type, Any], int] = {}  # id of an open request with params -> hash of it
         self._asked: dict[tuple[type, Any], None] = {}  # ids of the plugin's requests without an answer
@@ -110,9 +114,6 @@ class Observer:
     @property
     def strays(self) -> Mapping[str, int]:
         return self._strays
-
-    def stray(self, kind: str) -> None:
-        self._strays[kind] = self._strays.get(kind, 0) + 1
 
     def host(self, raw: bytes | None) -> list[Question]:
         """The requests and notifications in a frame of the host. The host's faults are not reported."""
@@ -155,32 +156,35 @@ class Observer:
         if (key := self._key(number)) is not None:
             self._asked.pop(key, None)
 
-    def plugin(self, raw: bytes, *, batch: int = 0) -> list[Heard] | Violation | Withheld:
-        """The messages in a line of the plugin. `batch`: messages that one array may hold; 0: the contract
-        has no arrays."""
-        found = self._hear(raw, batch)
-        if isinstance(found, Withheld):
-            self.stray(found.kind)
-        return found
+    def plugin(self, raw: bytes, check: Callable[[Heard], Verdict], *, batch: int = 0) -> Verdict:
+        """The verdict about a line of the plugin. `check`: the contract's own, about each message in it.
+        `batch`: messages that one array may hold; 0: the contract has no arrays."""
+        withheld = None
+        for heard in self._hear(raw, batch):
+            verdict = heard if isinstance(heard, Violation | Withheld) else check(heard)
+            if isinstance(verdict, Withheld):
+                self._strays[verdict.kind] = self._strays.get(verdict.kind, 0) + 1
+                withheld = withheld or verdict
+            elif verdict is not None:
+                return verdict
+        return withheld
 
-    def _hear(self, raw: bytes, batch: int) -> list[Heard] | Violation | Withheld:
+    def _hear(self, raw: bytes, batch: int) -> Iterator[Heard | Violation | Withheld]:
         if not raw.strip():
-            return []
+            return
         value, cause, detail, _ = self._read(raw, not self.settled)
         if (verdict := self._judge(value, cause, detail)) is not None:
-            return verdict
-        if cause is not None:
-            return Withheld("not_json", "a line that is not JSON")
-        if self.settled and self._matters(value) and self._read(raw, True).cause is not None:
-            return Violation("malformed_response", "a message that has a key twice", "duplicate_key")
-        said = value if isinstance(value, list) and batch else [value]
-        if len(said) > max(batch, 1):
+            yield verdict
+        elif cause is not None:
+            yield Withheld("not_json", "a line that is not JSON")
+        elif self.settled and self._matters(value) and self._read(raw, True).cause is not None:
+            yield Violation("malformed_response", "a message that has a key twice", "duplicate_key")
+        elif batch and isinstance(value, list) and len(value) > batch:
             text = f"more than {batch} messages in one array"
-            return Violation("malformed_response", text, "batch_too_large")
-        for message in said:
-            if (fault := self._fault_of(message)) is not None:
-                return fault
-        return [heard for message in said for heard in self._from_plugin(message)]
+            yield Violation("malformed_response", text, "batch_too_large")
+        else:
+            for message in value if batch and value and isinstance(value, list) else [value]:
+                yield self._fault_of(message) or self._heard(message)
 
     def _matters(self, value: Any) -> bool:
         """Whether the contract looks at the parts of a message. Also of an array, which may hold one."""
@@ -191,40 +195,43 @@ class Observer:
         return asked in self._methods or (_is_request(value) and value["method"] in self._methods)
 
     def _fault_of(self, message: Any) -> Violation | Withheld | None:
-        is_request = isinstance(message, dict) and _is_request(message)
-        if not is_request and not self._is_answer(message):
-            return Withheld("not_rpc", "JSON that is not a message")
+        if not isinstance(message, dict) or (self._versioned and message.get("jsonrpc") != "2.0"):
+            return _NOT_RPC
+        is_answer = self._is_answer(message)
         if odd := odd_key(message, IDENTITY):
-            return _ambiguous(odd)
+            return _ambiguous(odd) if is_answer or isinstance(message.get("method"), str) else _NOT_RPC
         if both := two_kinds(message):
             return _ambiguous(both) if self._one_kind else Withheld("ambiguous", both)
-        if not is_request:
-            return self._fault_of_answer(message)
-        method, key = message["method"], self._key(message.get("id"))
-        if not self._is_plain(method):
-            return Withheld("ambiguous", "a method that some hosts could read as another one")
+        if _is_request(message):
+            return self._fault_of_request(message)
+        return self._fault_of_answer(message) if is_answer else _NOT_RPC
+
+    def _fault_of_request(self, message: Mapping[str, Any]) -> Violation | Withheld | None:
+        key = self._key(message.get("id"))
         if key is not None and key in self._sent and self._sent[key] == _hash(message):
             code: Code = "malformed_response" if self.settled else "handshake_failed"
             return Violation(code, "it sends its host's own messages back", "echo")
-        return None
+        method = message["method"]
+        is_plain = _PLAIN_METHOD.fullmatch(method) is not None and method.casefold() not in self._folded
+        if is_plain or method in self._methods:
+            return None
+        return Withheld("ambiguous", "a method that some hosts could read as another one")
 
     def _fault_of_answer(self, message: Mapping[str, Any]) -> Withheld | None:
-        """An answer without a request of the host. An error alone is none: a host cannot use it."""
-        if self._key(message["id"]) in self._open:
+        number = message["id"]
+        if self._key(number) in self._open:
             return None
-        if message.get("error") not in (None, "") and message.get("result") is None:
-            return None
-        if self._unknown:  # it may answer a request that we could not read
+        unasked = Withheld("unasked", "it answered a request that the host had not sent")
+        if isinstance(number, bool | list | dict):  # in JavaScript a table has one entry for 1 and [1]
+            return unasked
+        error = message.get("error")
+        if error and isinstance(error, dict) and message.get("result") is None:
+            return None  # a host cannot use an error alone
+        # It may answer a request that we could not read. But some hosts take "1" for the 1 they wait for.
+        if self._unknown and self._handshakes.isdisjoint(self._open.values()):
             self._unknown -= 1
             return None
-        return Withheld("unasked", "it answered a request that the host had not sent")
-
-    def _is_plain(self, method: str) -> bool:
-        """Whether hosts that ignore case, and those that do not, read the same method."""
-        if method in self._methods:
-            return True
-        folded = {word.casefold() for word in self._methods}
-        return _METHOD.fullmatch(method) is not None and method.casefold() not in folded
+        return unasked
 
     def _is_answer(self, message: Any) -> TypeGuard[Mapping[str, Any]]:
         if not isinstance(message, dict) or "id" not in message:
@@ -233,11 +240,8 @@ class Observer:
             return True
         return self._null_results and "jsonrpc" in message and not _is_request(message)
 
-    def _from_plugin(self, message: Mapping[str, Any]) -> Iterator[Heard]:
-        if _is_request(message):
-            yield self._question(message)
-        else:
-            yield from self._answer(message)
+    def _heard(self, message: Mapping[str, Any]) -> Heard:
+        return self._question(message) if _is_request(message) else self._answer(message)
 
     def _question(self, message: Mapping[str, Any]) -> Question:
         number = message.get("id")
@@ -249,26 +253,24 @@ class Observer:
                 del self._asked[next(iter(self._asked))]
         return Question(message["method"], message.get("params"), "id" in message, number, again)
 
-    def _answer(self, message: Mapping[str, Any]) -> Iterator[Answered]:
+    def _answer(self, message: Mapping[str, Any]) -> Answered:
         error = message.get("error")
         if error == "":  # hosts that test it for truth see no error
             error = None
         asked = self._close(message["id"])
-        if asked is None:
-            self.stray("unasked")
-            return
         if error is None and asked in self._handshakes:
             self.settled = True
-        yield Answered(asked, message.get("result"), error)
+        return Answered(asked, message.get("result"), error)
 
     def _key(self, number: Any) -> tuple[type, Any] | None:
         return (type(number), number) if type(number) in (int, str) else None
 
-    def _close(self, number: Any) -> str | None:
+    def _close(self, number: Any) -> str:
         """Close the request that this answers, and return its method. It stays open if it was sent twice."""
         key = self._key(number)
         if key is None or key not in self._open:
-            return None
+            self._strays["unasked"] = self._strays.get("unasked", 0) + 1
+            return ""
         if key in self._again:
             self._again.discard(key)
             return self._open[key]
