@@ -141,7 +141,7 @@ class Talk:
 
 
 def _is_the_hosts(frame: bytes) -> bool:
-    """Whether only the host can judge it: an error that it may have caused, and what the plugin asks of it."""
+    """Whether only the host can judge it: an error that it may have caused, and a question to it."""
     said = json.loads(frame) if frame.strip() else {"error": "blank"}
     return "error" in said or {"id", "method"} <= said.keys()
 
