@@ -6,18 +6,16 @@ A plugin could show us one message and its host another. So `call` and `exec --i
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sandbox.document.diagnostic import quoted
 
 # Pieces of one line that are looked at. Time limits are not checked meanwhile.
-MOST_PIECES = 10_000
+_MOST_PIECES = 10_000
 
 # Numbers are not needed here. Converting long ones is slow, and CPython refuses integers of 4301 digits.
-_STREAM = json.JSONDecoder(parse_int=lambda _: 0, parse_float=lambda _: 0.0)
-_SOMETHING = re.compile(r"\S")
+_DECODER = json.JSONDecoder(parse_int=lambda _: 0, parse_float=lambda _: 0.0)
 
 
 def two_kinds(message: Mapping[str, Any]) -> str:
@@ -45,26 +43,20 @@ def hides_message(raw: bytes, *, is_message: Callable[[Any], bool]) -> bool:
     to search."""
     if b"\r" not in raw.strip():
         return False
-    text, end = raw.decode("utf-8", "replace"), "\r"
-    if text.count(end) > MOST_PIECES:
-        return True
-    values = (value for piece in text.split(end) for value in _values(piece))
+    pieces = raw.decode("utf-8", "replace").split("\r", _MOST_PIECES)
     try:
-        return any(number > MOST_PIECES or is_message(value) for number, value in enumerate(values))
-    except (ValueError, RecursionError):
-        return True  # other readers may be able to read it
+        return len(pieces) > _MOST_PIECES or any(is_message(_first_value(piece)) for piece in pieces)
+    except RecursionError:  # the caller's stack is nearly full
+        return True
 
 
-def _values(text: str) -> Iterator[Any]:
-    """The values that a stream of JSON begins with. Raises ValueError or RecursionError where this parser
-    has limits that others do not have."""
-    at = 0
-    while (found := _SOMETHING.search(text, at)) is not None:
-        try:
-            value, at = _STREAM.raw_decode(text, found.start())
-        except json.JSONDecodeError:
-            return
-        yield value
+def _first_value(text: str) -> Any:
+    """The value that a piece of a line of JSON begins with, or None. In JSON no other value can follow it
+    without a comma or a bracket, which begin no value."""
+    try:
+        return _DECODER.raw_decode(text.lstrip())[0]
+    except json.JSONDecodeError:
+        return None
 
 
 def is_message(value: Any) -> bool:

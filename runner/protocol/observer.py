@@ -177,19 +177,29 @@ class Observer:
             yield verdict
         elif cause is not None:
             yield Withheld("not_json", "a line that is not JSON")
+        elif batch and value and isinstance(value, list):
+            yield from self._hear_batch(raw, value, batch)
         elif self.settled and self._matters(value) and self._read(raw, True).cause is not None:
             yield Violation("malformed_response", "a message that has a key twice", "duplicate_key")
-        elif batch and isinstance(value, list) and len(value) > batch:
-            text = f"more than {batch} messages in one array"
-            yield Violation("malformed_response", text, "batch_too_large")
         else:
-            for message in value if batch and value and isinstance(value, list) else [value]:
+            yield self._fault_of(value) or self._heard(value)
+
+    def _hear_batch(
+        self, raw: bytes, messages: list[Any], most: int
+    ) -> Iterator[Heard | Violation | Withheld]:
+        if len(messages) > most:
+            text = f"more than {most} messages in one array"
+            yield Violation("malformed_response", text, "batch_too_large")
+        elif self._read(raw, True).cause is not None:
+            yield Withheld("ambiguous", "an array with a key twice in an object")
+        else:
+            for message in messages:
                 yield self._fault_of(message) or self._heard(message)
 
     def _matters(self, value: Any) -> bool:
-        """Whether the contract looks at the parts of a message. Also of an array, which may hold one."""
+        """Whether the contract looks at the parts of a message."""
         if not isinstance(value, dict):
-            return isinstance(value, list)
+            return False
         key = self._key(value.get("id"))
         asked = self._open.get(key) if key is not None else None
         return asked in self._methods or (_is_request(value) and value["method"] in self._methods)
