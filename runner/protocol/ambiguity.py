@@ -51,8 +51,8 @@ def hides_message(raw: bytes, *, is_message: Callable[[Any], bool]) -> bool:
 
 
 def _first_value(text: str) -> Any:
-    """The value that a piece of a line of JSON begins with, or None. In JSON no other value can follow it
-    without a comma or a bracket, which begin no value."""
+    """The value that a piece of a line of JSON begins with, or None. In JSON a comma, a colon or a closing
+    bracket follows it, and none of these begins a value."""
     try:
         return _DECODER.raw_decode(text.lstrip())[0]
     except json.JSONDecodeError:

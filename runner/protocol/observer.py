@@ -41,6 +41,9 @@ class Rewritten(NamedTuple):
 
 
 _NOT_RPC = Withheld("not_rpc", "JSON that is not a message")
+_OTHER_QUESTION = Withheld(
+    "ambiguous", "a question that some hosts could read as another one, or as an answer"
+)
 
 Verdict = Violation | Withheld | Rewritten | None
 # The contract's own judgement of a line: its value, or the cause and the detail of its fault.
@@ -162,12 +165,15 @@ class Observer:
         withheld = None
         for heard in self._hear(raw, batch):
             verdict = heard if isinstance(heard, Violation | Withheld) else check(heard)
-            if isinstance(verdict, Withheld):
-                self._strays[verdict.kind] = self._strays.get(verdict.kind, 0) + 1
-                withheld = withheld or verdict
-            elif verdict is not None:
+            if verdict is not None and not isinstance(verdict, Withheld):
                 return verdict
+            withheld = withheld or verdict
+        if withheld is not None:
+            self._count(withheld.kind)
         return withheld
+
+    def _count(self, kind: str) -> None:
+        self._strays[kind] = self._strays.get(kind, 0) + 1
 
     def _hear(self, raw: bytes, batch: int) -> Iterator[Heard | Violation | Withheld]:
         if not raw.strip():
@@ -182,7 +188,7 @@ class Observer:
         elif self.settled and self._matters(value) and self._read(raw, True).cause is not None:
             yield Violation("malformed_response", "a message that has a key twice", "duplicate_key")
         else:
-            yield self._fault_of(value) or self._heard(value)
+            yield from self._hear_one(value)
 
     def _hear_batch(
         self, raw: bytes, messages: list[Any], most: int
@@ -194,7 +200,14 @@ class Observer:
             yield Withheld("ambiguous", "an array with a key twice in an object")
         else:
             for message in messages:
-                yield self._fault_of(message) or self._heard(message)
+                yield from self._hear_one(message)
+
+    def _hear_one(self, message: Any) -> Iterator[Heard | Violation | Withheld]:
+        fault = self._fault_of(message)
+        if fault is not None:
+            yield fault
+        if fault is None or fault is _OTHER_QUESTION:  # a session takes that for a question
+            yield self._question(message) if _is_request(message) else self._answer(message)
 
     def _matters(self, value: Any) -> bool:
         """Whether the contract looks at the parts of a message."""
@@ -210,8 +223,8 @@ class Observer:
         is_answer = self._is_answer(message)
         if odd := odd_key(message, IDENTITY):
             return _ambiguous(odd) if is_answer or isinstance(message.get("method"), str) else _NOT_RPC
-        if both := two_kinds(message):
-            return _ambiguous(both) if self._one_kind else Withheld("ambiguous", both)
+        if self._one_kind and (both := two_kinds(message)):
+            return _ambiguous(both)
         if _is_request(message):
             return self._fault_of_request(message)
         return self._fault_of_answer(message) if is_answer else _NOT_RPC
@@ -223,19 +236,19 @@ class Observer:
             return Violation(code, "it sends its host's own messages back", "echo")
         method = message["method"]
         is_plain = _PLAIN_METHOD.fullmatch(method) is not None and method.casefold() not in self._folded
-        if is_plain or method in self._methods:
-            return None
-        return Withheld("ambiguous", "a method that some hosts could read as another one")
+        is_answer = "result" in message or "error" in message
+        return None if (is_plain or method in self._methods) and not is_answer else _OTHER_QUESTION
 
     def _fault_of_answer(self, message: Mapping[str, Any]) -> Withheld | None:
-        number = message["id"]
+        number, result, error = message["id"], message.get("result"), message.get("error")
+        if result is not None and error not in (None, ""):
+            return Withheld("ambiguous", "an answer with both a result and an error")
         if self._key(number) in self._open:
             return None
         unasked = Withheld("unasked", "it answered a request that the host had not sent")
         if isinstance(number, bool | list | dict):  # in JavaScript a table has one entry for 1 and [1]
             return unasked
-        error = message.get("error")
-        if error and isinstance(error, dict) and message.get("result") is None:
+        if error and isinstance(error, dict):
             return None  # a host cannot use an error alone
         # It may answer a request that we could not read. But some hosts take "1" for the 1 they wait for.
         if self._unknown and self._handshakes.isdisjoint(self._open.values()):
@@ -249,9 +262,6 @@ class Observer:
         if "result" in message or "error" in message:
             return True
         return self._null_results and "jsonrpc" in message and not _is_request(message)
-
-    def _heard(self, message: Mapping[str, Any]) -> Heard:
-        return self._question(message) if _is_request(message) else self._answer(message)
 
     def _question(self, message: Mapping[str, Any]) -> Question:
         number = message.get("id")
@@ -279,7 +289,7 @@ class Observer:
         """Close the request that this answers, and return its method. It stays open if it was sent twice."""
         key = self._key(number)
         if key is None or key not in self._open:
-            self._strays["unasked"] = self._strays.get("unasked", 0) + 1
+            self._count("unasked")
             return ""
         if key in self._again:
             self._again.discard(key)

@@ -221,6 +221,21 @@ RPC: Mapping[str, Row] = {
         lambda t: [rpc(id=t.id, method="x.y", error=ERROR)],
         by(kaged="ambiguous", mcp="ambiguous"),
     ),
+    "our own question, with a result": (
+        2,
+        lambda t: [{**t.sent[-1], "result": 1}],
+        by(kaged="ambiguous", nexo="echo", mcp="ambiguous", ainb="echo"),
+    ),
+    "a handshake with a number for a method": (
+        0,
+        lambda t: [rpc(id=t.id, method=5, result={})],
+        by(kaged="not_rpc", nexo="identity_missing", mcp="ambiguous"),
+    ),
+    "a question of an odd method, with a bad id": (
+        2,
+        lambda t: [rpc(id=None, method="a b")],
+        by(mcp="bad_id"),
+    ),
     "an empty method": (2, lambda t: [{**result(t), "method": ""}], ""),
     "a number for a method": (2, lambda t: [rpc(id=t.id, method=5)], by(kaged="not_rpc")),
     **{

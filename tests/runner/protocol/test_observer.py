@@ -70,7 +70,9 @@ ODD: Mapping[str, tuple[Any, str]] = {
     "an empty method of two spellings": ({"method": "", "Id": 1}, "ambiguous"),
     "a question and an answer": ({**ASK, "result": {}}, "ambiguous"),
     "a result and an error": (answer(1, result={}, error={"code": 1}), "ambiguous"),
-    "both to nobody": ({"result": {}, "error": {"code": 1}}, "ambiguous"),
+    "both to nobody": ({"result": {}, "error": {"code": 1}}, "not_rpc"),
+    "a question and the answer null": ({**ASK, "id": 3, "result": None}, "ambiguous"),
+    "a question and the error null": ({**ASK, "id": 1, "error": None}, "ambiguous"),
     **{
         f"a method spelled {method[:20]!r}": ({"method": method}, "ambiguous")
         for method in (
@@ -114,7 +116,7 @@ def test_arrays_where_the_contract_has_them() -> None:
         Question("m", None, False),
     ]
     assert verdict() == ("not_rpc", {"not_rpc": 1})
-    assert verdict(note, 1, [note]) == ("not_rpc", {"not_rpc": 2})
+    assert verdict(note, 1, [note]) == ("not_rpc", {"not_rpc": 1})
     assert verdict(answer(1), answer(1)) == ("unasked", {"unasked": 1})
     # What ends a session ends it, wherever it is.
     assert verdict(1, {**note, "Method": "n"})[0] == "ambiguous"
