@@ -22,6 +22,7 @@ import runner
 from runner.contracts.registry import contract_names, find_contract, make_dialect, make_inspector
 from runner.manifest.load import load
 from runner.plugin import Plugin
+from runner.protocol import wire
 from runner.protocol.dialect import Call, Notice, Send, Setting, Violation
 from runner.protocol.frames import Framer
 from runner.protocol.header_frames import header_frame
@@ -142,8 +143,9 @@ class Talk:
 
 def _is_the_hosts(frame: bytes) -> bool:
     """Whether only the host can judge it: an error that it may have caused, and a question to it."""
-    said = json.loads(frame) if frame.strip() else {"error": "blank"}
-    return "error" in said or {"id", "method"} <= said.keys()
+    said = wire.message(frame).value
+    blank = not frame.strip()
+    return blank or (isinstance(said, dict) and ("error" in said or {"id", "method"} <= said.keys()))
 
 
 _plugins: dict[str, Plugin] = {}
