@@ -6,20 +6,16 @@ A plugin could show us one message and its host another. So `call` and `exec --i
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sandbox.document.diagnostic import quoted
 
 # Pieces of one line that are looked at. Time limits are not checked meanwhile.
-MOST_PIECES = 10_000
+_MOST_PIECES = 10_000
 
-# Characters that end a line for some readers: those of str.splitlines, and NUL, which ends a string in C.
-_ENDS = dict.fromkeys(map(ord, "\0\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), "\n")
 # Numbers are not needed here. Converting long ones is slow, and CPython refuses integers of 4301 digits.
-_STREAM = json.JSONDecoder(parse_int=lambda _: 0, parse_float=lambda _: 0.0)
-_SOMETHING = re.compile(r"\S")
+_DECODER = json.JSONDecoder(parse_int=lambda _: 0, parse_float=lambda _: 0.0)
 
 
 def two_kinds(message: Mapping[str, Any]) -> str:
@@ -41,36 +37,26 @@ def odd_key(table: Any, words: frozenset[str]) -> str:
     return ""
 
 
-def hides_message(raw: bytes, *, is_json: bool, is_message: Callable[[Any], bool]) -> bool:
-    """Whether a parser that ends lines at other characters, or reads one value after another, would find a
-    message in the line. True also if the line has too many pieces to search."""
-    if not is_json:
-        if b"{" not in raw:
-            return False
-        text, end = raw.decode("utf-8", "replace").translate(_ENDS), "\n"
-    elif b"\r" in raw.strip():  # the only such character that JSON allows between tokens
-        text, end = raw.decode("utf-8", "replace"), "\r"
-    else:
+def hides_message(raw: bytes, *, is_message: Callable[[Any], bool]) -> bool:
+    """Whether a reader that also ends lines at a carriage return, the only such character that JSON allows
+    between tokens, would find another message in a line of JSON. True also if the line has too many pieces
+    to search."""
+    if b"\r" not in raw.strip():
         return False
-    if text.count(end) > MOST_PIECES:
-        return True
-    values = (value for piece in text.split(end) for value in _values(piece))
+    pieces = raw.decode("utf-8", "replace").split("\r", _MOST_PIECES)
     try:
-        return any(number > MOST_PIECES or is_message(value) for number, value in enumerate(values))
-    except (ValueError, RecursionError):
-        return True  # other readers may be able to read it
+        return len(pieces) > _MOST_PIECES or any(is_message(_first_value(piece)) for piece in pieces)
+    except RecursionError:  # the caller's stack is nearly full
+        return True
 
 
-def _values(text: str) -> Iterator[Any]:
-    """The values that a stream of JSON begins with. Raises ValueError or RecursionError where this parser
-    has limits that others do not have."""
-    at = 0
-    while (found := _SOMETHING.search(text, at)) is not None:
-        try:
-            value, at = _STREAM.raw_decode(text, found.start())
-        except json.JSONDecodeError:
-            return
-        yield value
+def _first_value(text: str) -> Any:
+    """The value that a piece of a line of JSON begins with, or None. In JSON a comma, a colon or a closing
+    bracket follows it, and none of these begins a value."""
+    try:
+        return _DECODER.raw_decode(text.lstrip())[0]
+    except json.JSONDecodeError:
+        return None
 
 
 def is_message(value: Any) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from runner.protocol.dialect import HandshakeFault, Violation
+from runner.protocol.dialect import HandshakeFault
 from runner.protocol.framing import Framing
-from runner.protocol.observer import Heard, Observer, Question, Verdict, Withheld
+from runner.protocol.observer import Heard, Observer, Question, Verdict
 
 
 class Inspector(Protocol):
@@ -41,7 +41,7 @@ class Inspector(Protocol):
 
     @property
     def strays(self) -> Mapping[str, int]:
-        """The number of frames without a meaning in this contract, by kind."""
+        """The number of frames that a session drops, by kind."""
         ...
 
     def host_frame(self, raw: bytes | None) -> None:
@@ -74,14 +74,7 @@ class HandshakeInspector:
                 self.awaiting = True
 
     def plugin_frame(self, raw: bytes) -> Verdict:
-        heard = self._observer.plugin(raw)
-        if isinstance(heard, Violation | Withheld):
-            return heard
-        faults = map(self._fault_of, heard)
-        verdict: Verdict = next((fault for fault in faults if fault is not None), None)
-        if isinstance(verdict, Withheld):
-            self._observer.stray(verdict.kind)
-        return verdict
+        return self._observer.plugin(raw, self._fault_of)
 
     def _fault_of(self, heard: Heard) -> Verdict:
         if isinstance(heard, Question):

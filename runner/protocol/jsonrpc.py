@@ -36,7 +36,7 @@ IDENTITY = frozenset(("jsonrpc", "id", "method", "params", "result", "error"))
 def read_line(raw: bytes, unique: bool = False) -> wire.Reading:
     """The value of a line, or its fault. `unique`: no object in it may have a key twice."""
     reading = wire.message(raw, identity=IDENTITY, unique=unique)
-    if reading.cause is None and hides_message(raw, is_json=True, is_message=is_message):
+    if reading.cause is None and hides_message(raw, is_message=is_message):
         return wire.Reading(None, "ambiguous", "some hosts would read this line as more than one")
     return reading
 

@@ -1,22 +1,19 @@
 """Reads JSON-RPC between a plugin and its host without taking part: which answer belongs to which request.
 
 A line of the plugin is judged as the contract's dialect judges it. What ends a session is a fault here. What
-a session drops is passed on, because hosts ignore it, and counted.
-
-The host's JSON parser is unknown. So a line that a session drops, but that another parser could read as a
-message, is withheld: the host does not get it, and the plugin goes on.
+a session drops is withheld and counted: the host does not get it, and the plugin goes on. The host's reader
+is not known, so nothing reaches it that is not strictly one message.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
 from typing import Any, TypeGuard
 
 from runner.outcome import Code
 from runner.protocol import wire
-from runner.protocol.ambiguity import MOST_PIECES, hides_message, is_message, odd_key, two_kinds
+from runner.protocol.ambiguity import odd_key, two_kinds
 from runner.protocol.dialect import Violation
 from runner.protocol.jsonrpc import IDENTITY, read_line
 from sandbox.speed.value import NamedTuple
@@ -25,26 +22,8 @@ from sandbox.speed.value import NamedTuple
 MOST_OPEN = 4096
 # Characters of a method or an id that are kept. An answer with a longer id counts as a stray.
 LONGEST = 256
-# Messages in an array, in a contract that has no arrays.
-MOST_IN_STRAY = 1000
-
-# Characters of a method that are compared with the contract's methods, and how many of them may be visible.
-# The contract's methods are shorter.
-MOST_OF_METHOD = 1024
-MOST_VISIBLE = 64
-# Elements of an array that are read: some hosts read an array as the fields of a message, which has fewer.
-MOST_FIELDS = 16
-
-# Patterns for lines that are not JSON, in lower case. Each pattern begins with plain letters,
-# which the regex engine finds much faster than a boundary.
-_ESCAPED = re.compile(r"\\(?:(?:u\{0*|u00|u000000|x)([4-7][0-9a-f])\}?|([01][0-7]{2}))")
-_MESSAGE_WORDS = tuple(re.compile(rf"{word}(?<!\w{word})(?!\w)") for word in ("jsonrpc", "method"))
-_ID_KEY, _RESULT_KEY, _ERROR_KEY = (
-    re.compile(rf"{word}(?<!\w{word})[\"'\s]*[:/#]") for word in ("id", "result", "error")
-)
-# Text that some readers skip inside a word: the end of a continued line, a backslash that escapes nothing,
-# and bytes that are not UTF-8.
-_SKIPPED = ("\\\r", "\\\u2028", "\\\u2029", "\\", "\ufffd")
+# A host that drops other characters, or cuts a text, could read one of the contract's methods.
+_PLAIN_METHOD = re.compile(r"[!-~]{1,1024}")
 
 
 class Withheld(NamedTuple):
@@ -60,6 +39,11 @@ class Rewritten(NamedTuple):
 
     frame: bytes
 
+
+_NOT_RPC = Withheld("not_rpc", "JSON that is not a message")
+_OTHER_QUESTION = Withheld(
+    "ambiguous", "a question that some hosts could read as another one, or as an answer"
+)
 
 Verdict = Violation | Withheld | Rewritten | None
 # The contract's own judgement of a line: its value, or the cause and the detail of its fault.
@@ -87,7 +71,7 @@ class Question(NamedTuple):
 class Answered(NamedTuple):
     """The plugin's answer to a request of its host."""
 
-    method: str  # of the request
+    method: str  # of the request; empty: it is not known
     result: Any
     error: Any  # None: there is none
 
@@ -96,14 +80,14 @@ Heard = Question | Answered
 
 
 class Observer:
-    """Both sides of one conversation. `methods`: those the contract acts on. A host that ignores case would
-    also take other spellings of them. `handshakes`: the methods whose answer completes the handshake; None:
-    each of `methods` does. `one_kind`: a message that is both a request and an answer, or both a result and
-    an error, is a fault; otherwise the contract says which of them counts, and hosts may read another.
-    `null_results`: an answer with neither a result nor an error has the result null.
+    """Both sides of one conversation. `methods`: those the contract acts on. `handshakes`: the methods whose
+    answer completes the handshake; None: each of `methods` does. `versioned`: a message has "jsonrpc": "2.0".
+    `one_kind`: a message that is both a request and an answer, or has both a result and an error, ends the
+    plugin; otherwise it is withheld. `null_results`: an answer without a result or an error has the result
+    null.
 
-    Until the handshake is complete, an answer without a request of the host is withheld. The host could take
-    it for the answer to a request that it is about to send, and that answer would be unchecked."""
+    An answer without a request of the host is withheld. The host could take it for the answer to a request
+    that it is about to send, and that answer would be unchecked."""
 
     def __init__(
         self,
@@ -112,15 +96,17 @@ class Observer:
         handshakes: frozenset[str] | None = None,
         read: Reader = read_line,
         judge: Judge = judge_line,
+        versioned: bool = False,
         one_kind: bool = False,
         null_results: bool = False,
     ) -> None:
         # Whether the handshake is complete. An inspector sets it too, where the host uses no handshake.
         self.settled = False
         self._read, self._judge = read, judge
-        self._one_kind, self._null_results = one_kind, null_results
+        self._versioned, self._one_kind, self._null_results = versioned, one_kind, null_results
         self._handshakes = methods if handshakes is None else handshakes
         self._methods = methods
+        self._folded = {method.casefold() for method in methods}
         self._open: dict[tuple[type, Any], str] = {}
         self._sent: dict[tuple[type, Any], int] = {}  # id of an open request with params -> hash of it
         self._asked: dict[tuple[type, Any], None] = {}  # ids of the plugin's requests without an answer
@@ -131,9 +117,6 @@ class Observer:
     @property
     def strays(self) -> Mapping[str, int]:
         return self._strays
-
-    def stray(self, kind: str) -> None:
-        self._strays[kind] = self._strays.get(kind, 0) + 1
 
     def host(self, raw: bytes | None) -> list[Question]:
         """The requests and notifications in a frame of the host. The host's faults are not reported."""
@@ -176,135 +159,109 @@ class Observer:
         if (key := self._key(number)) is not None:
             self._asked.pop(key, None)
 
-    def plugin(self, raw: bytes, *, batch: int = 0) -> list[Heard] | Violation | Withheld:
-        """The messages in a line of the plugin. `batch`: messages that one array may hold; 0: the contract
-        has no arrays."""
-        found = self._hear(raw, batch)
-        if isinstance(found, Withheld):
-            self.stray(found.kind)
-        return found
+    def plugin(self, raw: bytes, check: Callable[[Heard], Verdict], *, batch: int = 0) -> Verdict:
+        """The verdict about a line of the plugin. `check`: the contract's own, about each message in it.
+        `batch`: messages that one array may hold; 0: the contract has no arrays."""
+        withheld = None
+        for heard in self._hear(raw, batch):
+            verdict = heard if isinstance(heard, Violation | Withheld) else check(heard)
+            if verdict is not None and not isinstance(verdict, Withheld):
+                return verdict
+            withheld = withheld or verdict
+        if withheld is not None:
+            self._count(withheld.kind)
+        return withheld
 
-    def _hear(self, raw: bytes, batch: int) -> list[Heard] | Violation | Withheld:
+    def _count(self, kind: str) -> None:
+        self._strays[kind] = self._strays.get(kind, 0) + 1
+
+    def _hear(self, raw: bytes, batch: int) -> Iterator[Heard | Violation | Withheld]:
         if not raw.strip():
-            return []
+            return
         value, cause, detail, _ = self._read(raw, not self.settled)
         if (verdict := self._judge(value, cause, detail)) is not None:
-            return verdict
-        if cause is not None:
-            if hides_message(raw, is_json=False, is_message=is_message) or _is_lenient_message(raw):
-                return Withheld(
-                    "ambiguous", "some hosts could read a message in this line, which is not JSON"
-                )
-            self.stray("not_json")
-            return []
-        if isinstance(value, list) and any(map(self._is_field, islice(value, MOST_FIELDS))):
-            return Withheld("ambiguous", "some hosts would read this array as the fields of a message")
-        if self.settled and self._matters(value) and self._read(raw, True).cause is not None:
-            return Violation("malformed_response", "a message that has a key twice", "duplicate_key")
-        said = value if isinstance(value, list) else [value]
-        is_stray = isinstance(value, list) and not batch
-        if is_stray:
-            # Most hosts ignore such an array. Some read it all the same.
-            said = [each for each in value if isinstance(each, dict) and is_message(each)]
-        most = batch or MOST_IN_STRAY
-        if len(said) > most:
+            yield verdict
+        elif cause is not None:
+            yield Withheld("not_json", "a line that is not JSON")
+        elif batch and value and isinstance(value, list):
+            yield from self._hear_batch(raw, value, batch)
+        elif self.settled and self._matters(value) and self._read(raw, True).cause is not None:
+            yield Violation("malformed_response", "a message that has a key twice", "duplicate_key")
+        else:
+            yield from self._hear_one(value)
+
+    def _hear_batch(
+        self, raw: bytes, messages: list[Any], most: int
+    ) -> Iterator[Heard | Violation | Withheld]:
+        if len(messages) > most:
             text = f"more than {most} messages in one array"
-            if is_stray:
-                return Withheld("ambiguous", text)
-            return Violation("malformed_response", text, "batch_too_large")
-        for message in said:
-            if isinstance(message, dict) and (fault := self._fault_of(message)) is not None:
-                if is_stray and isinstance(fault, Violation):
-                    return Withheld("ambiguous", fault.message)
-                return fault
-        if not self.settled and any(self._is_forged(message) for message in said):
-            why = "before the handshake was complete, it answered a request that the host had not sent"
-            return Withheld("unasked", why)
-        if is_stray:
-            self.stray("not_rpc")
-        return list(self._from_plugin(said, is_stray=is_stray))
+            yield Violation("malformed_response", text, "batch_too_large")
+        elif self._read(raw, True).cause is not None:
+            yield Withheld("ambiguous", "an array with a key twice in an object")
+        else:
+            for message in messages:
+                yield from self._hear_one(message)
+
+    def _hear_one(self, message: Any) -> Iterator[Heard | Violation | Withheld]:
+        fault = self._fault_of(message)
+        if fault is not None:
+            yield fault
+        if fault is None or fault is _OTHER_QUESTION:  # a session takes that for a question
+            yield self._question(message) if _is_request(message) else self._answer(message)
 
     def _matters(self, value: Any) -> bool:
-        """Whether the contract looks at the parts of a message. Also an array, which some hosts read."""
+        """Whether the contract looks at the parts of a message."""
         if not isinstance(value, dict):
-            return isinstance(value, list)
-        method = value.get("method")
-        if isinstance(method, str) and method in self._methods:
-            return True
+            return False
         key = self._key(value.get("id"))
         asked = self._open.get(key) if key is not None else None
-        return (asked or self._nearly(value.get("id"))) in self._methods
+        return asked in self._methods or (_is_request(value) and value["method"] in self._methods)
 
-    def _fault_of(self, message: Mapping[str, Any]) -> Violation | Withheld | None:
-        """The fault of a message that hosts could read differently, or that was the host's own."""
-        is_exact = isinstance(message.get("method"), str) or self._is_answer(message)
+    def _fault_of(self, message: Any) -> Violation | Withheld | None:
+        if not isinstance(message, dict) or (self._versioned and message.get("jsonrpc") != "2.0"):
+            return _NOT_RPC
+        is_answer = self._is_answer(message)
         if odd := odd_key(message, IDENTITY):
-            if is_exact:
-                return _ambiguous(odd)
-            return Withheld("ambiguous", odd) if is_message(message) else None
+            return _ambiguous(odd) if is_answer or isinstance(message.get("method"), str) else _NOT_RPC
         if self._one_kind and (both := two_kinds(message)):
             return _ambiguous(both)
-        method = message.get("method")
-        if isinstance(method, str) and ("\0" in method or self._is_misspelled(method)):
-            why = "another spelling of one of the contract's methods, which some hosts accept"
-            return Withheld("ambiguous", why)
+        if _is_request(message):
+            return self._fault_of_request(message)
+        return self._fault_of_answer(message) if is_answer else _NOT_RPC
+
+    def _fault_of_request(self, message: Mapping[str, Any]) -> Violation | Withheld | None:
         key = self._key(message.get("id"))
-        if method and key is not None and key in self._sent and self._sent[key] == _hash(message):
+        if key is not None and key in self._sent and self._sent[key] == _hash(message):
             code: Code = "malformed_response" if self.settled else "handshake_failed"
             return Violation(code, "it sends its host's own messages back", "echo")
-        return None
+        method = message["method"]
+        is_plain = _PLAIN_METHOD.fullmatch(method) is not None and method.casefold() not in self._folded
+        is_answer = "result" in message or "error" in message
+        return None if (is_plain or method in self._methods) and not is_answer else _OTHER_QUESTION
 
-    def _is_forged(self, message: Any) -> bool:
-        """Whether a message is an answer without a request of the host. Errors alone do not count: a host
-        cannot use them. One beside a result does: a host may read the result."""
-        is_error = self._is_answer(message) and message.get("error") not in (None, "")
-        if not self._is_answer(message) or (is_error and message.get("result") is None):
-            return False
-        number = message["id"]
-        if self._key(number) in self._open or self._nearly(number) is not None:
-            return False
-        if self._unknown:  # it may answer a request that we could not read
+    def _fault_of_answer(self, message: Mapping[str, Any]) -> Withheld | None:
+        number, result, error = message["id"], message.get("result"), message.get("error")
+        if result is not None and error not in (None, ""):
+            return Withheld("ambiguous", "an answer with both a result and an error")
+        if self._key(number) in self._open:
+            return None
+        unasked = Withheld("unasked", "it answered a request that the host had not sent")
+        if isinstance(number, bool | list | dict):  # in JavaScript a table has one entry for 1 and [1]
+            return unasked
+        if error and isinstance(error, dict):
+            return None  # a host cannot use an error alone
+        # It may answer a request that we could not read. But some hosts take "1" for the 1 they wait for.
+        if self._unknown and self._handshakes.isdisjoint(self._open.values()):
             self._unknown -= 1
-            return False
-        return True
-
-    def _is_field(self, value: Any) -> bool:
-        """Whether a value in an array is one that only messages have."""
-        if not isinstance(value, str):
-            return False
-        return value == "2.0" or value in self._methods or self._is_misspelled(value)
-
-    def _is_misspelled(self, method: Any) -> bool:
-        """Whether a host that trims methods, drops invisible characters or ignores case would read this as a
-        method of the contract. A method that is too long to search counts as one."""
-        if not isinstance(method, str) or method in self._methods:
-            return False
-        begin = method[:MOST_OF_METHOD]
-        # U+FFFD stands for bytes that are not UTF-8, and for halves of surrogate pairs.
-        visible = "".join(each for each in begin if each.isprintable() and each not in " \ufffd")
-        if len(visible) > MOST_VISIBLE:
-            return False
-        if len(method) > len(begin):
-            return True
-        return visible.casefold() in {word.casefold() for word in self._methods}
+            return None
+        return unasked
 
     def _is_answer(self, message: Any) -> TypeGuard[Mapping[str, Any]]:
-        """Also of a message that is a request too: a host may read it as either."""
         if not isinstance(message, dict) or "id" not in message:
             return False
         if "result" in message or "error" in message:
             return True
         return self._null_results and "jsonrpc" in message and not _is_request(message)
-
-    def _from_plugin(self, messages: list[Any], *, is_stray: bool) -> Iterator[Heard]:
-        for message in messages:
-            is_request = isinstance(message, dict) and _is_request(message)
-            if is_request:
-                yield self._question(message)
-            if self._is_answer(message):
-                yield from self._answers(message, counts=not is_request and not is_stray)
-            elif not is_request:
-                self.stray("not_rpc")
 
     def _question(self, message: Mapping[str, Any]) -> Question:
         number = message.get("id")
@@ -316,82 +273,29 @@ class Observer:
                 del self._asked[next(iter(self._asked))]
         return Question(message["method"], message.get("params"), "id" in message, number, again)
 
-    def _answers(self, message: Mapping[str, Any], *, counts: bool) -> Iterator[Answered]:
-        """The answer, in each way that a host could read it. `counts`: it closes the request."""
-        number, result, error = message["id"], message.get("result"), message.get("error")
-        asked = self._close(number) if counts else None
+    def _answer(self, message: Mapping[str, Any]) -> Answered:
+        error = message.get("error")
         if error == "":  # hosts that test it for truth see no error
             error = None
-        if asked is not None and error is None and asked in self._handshakes:
+        asked = self._close(message["id"])
+        if error is None and asked in self._handshakes:
             self.settled = True
-        if asked is None:
-            if counts:
-                self.stray("unasked")
-            asked = self._nearly(number)
-        if asked is None:
-            return
-        if error is not None and result is not None:
-            yield Answered(asked, result, None)
-        yield Answered(asked, result, error)
+        return Answered(asked, message.get("result"), error)
 
     def _key(self, number: Any) -> tuple[type, Any] | None:
         return (type(number), number) if type(number) in (int, str) else None
 
-    def _close(self, number: Any) -> str | None:
+    def _close(self, number: Any) -> str:
         """Close the request that this answers, and return its method. It stays open if it was sent twice."""
         key = self._key(number)
         if key is None or key not in self._open:
-            return None
+            self._count("unasked")
+            return ""
         if key in self._again:
             self._again.discard(key)
             return self._open[key]
         self._sent.pop(key, None)
         return self._open.pop(key)
-
-    def _nearly(self, number: Any) -> str | None:
-        """The request that this answers if a host treats 1, 1.0, "1" and [1] as equal. It stays open, because
-        other hosts still wait for the right answer."""
-        while isinstance(number, list) and len(number) == 1:
-            number = number[0]
-        if isinstance(number, str) and (str, number) in self._open:
-            return self._open[str, number]
-        try:
-            whole = int(number, 0) if isinstance(number, str) and "x" in number else int(float(number or 0))
-            return self._open.get((int, whole)) or self._open.get((str, str(whole)))
-        except (TypeError, ValueError, OverflowError):  # also a number that is too long for a text
-            return None
-
-
-def _is_lenient_message(raw: bytes) -> bool:
-    """Whether a line that is not JSON could be a message for lenient readers. They accept comments, single
-    quotes, keys without quotes, extra commas, control characters in strings, UTF-16 and the like. The words
-    of a message are enough; the line is not parsed."""
-    begin = raw.find(b"{")
-    if begin < 0:
-        return False
-    # Without NUL, UTF-16 and UTF-32 are ASCII here. Python's json.loads detects both in bytes.
-    text = raw[begin:].replace(b"\0", b"").decode("utf-8", "replace").casefold()
-    if "\\" in text:
-        text, escapes = _ESCAPED.subn(_unescaped, text, MOST_PIECES + 1)
-        if escapes > MOST_PIECES:  # escapes of plain letters, which no honest plugin writes
-            return True
-    if _has_words(text):
-        return True
-    bare = text
-    for skipped in _SKIPPED:
-        bare = bare.replace(skipped, "")
-    return len(bare) != len(text) and _has_words(bare)
-
-
-def _unescaped(escape: re.Match[str]) -> str:
-    hexadecimal, octal = escape.groups()
-    return chr(int(hexadecimal, 16) if hexadecimal else int(octal, 8)).casefold()
-
-
-def _has_words(text: str) -> bool:
-    if any(word.search(text) for word in _MESSAGE_WORDS):
-        return True
-    return bool(_ID_KEY.search(text)) and bool(_RESULT_KEY.search(text) or _ERROR_KEY.search(text))
 
 
 def _hash(message: Mapping[str, Any]) -> int:

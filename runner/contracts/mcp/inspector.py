@@ -15,7 +15,7 @@ from runner.contracts.mcp.handshake import bad_initialize_result, handshake_seco
 from runner.contracts.mcp.pending_call import INPUTS
 from runner.protocol.dialect import Setting, Violation
 from runner.protocol.framing import LineFraming
-from runner.protocol.observer import Answered, Heard, Observer, Question, Verdict, Withheld
+from runner.protocol.observer import Answered, Heard, Observer, Question, Verdict
 
 DISCOVER, INITIALIZE = "server/discover", "initialize"
 
@@ -33,7 +33,10 @@ class Inspector:
         self.handshake_seconds = handshake_seconds(setting)
         # After server/discover a host may still send initialize.
         self._observer = Observer(
-            frozenset((DISCOVER, INITIALIZE)), handshakes=frozenset((INITIALIZE,)), one_kind=True
+            frozenset((DISCOVER, INITIALIZE)),
+            handshakes=frozenset((INITIALIZE,)),
+            versioned=True,
+            one_kind=True,
         )
         self._batches = self._legacy = False
         self.handshaken = False
@@ -51,10 +54,7 @@ class Inspector:
                 self.handshaken = self._observer.settled = True  # the host uses no handshake
 
     def plugin_frame(self, raw: bytes) -> Verdict:
-        heard = self._observer.plugin(raw, batch=MOST_IN_BATCH if self._batches else 0)
-        if isinstance(heard, Violation | Withheld):
-            return heard
-        return next(filter(None, map(self._fault_of, heard)), None)
+        return self._observer.plugin(raw, self._fault_of, batch=MOST_IN_BATCH if self._batches else 0)
 
     def _fault_of(self, heard: Heard) -> Violation | None:
         if isinstance(heard, Question):

@@ -165,7 +165,7 @@ class RuneDialect(Dialect):
         if len(text) > LINE_LIMIT:
             return Message(fault="frame_too_large", detail=too_long(), raw=text[:200])
         value, cause, detail, weight = wire.message(text)
-        if cause is None and hides_message(text, is_json=True, is_message=_is_object):
+        if cause is None and hides_message(text, is_message=_is_object):
             cause, detail = "ambiguous", "some hosts would read this line as more than one"
         return Message(value, weight=weight) if cause is None else Message(None, cause, detail, text[:200])
 

@@ -4,7 +4,7 @@ What the host says is not judged. It is read for its hello and for the ids of it
 request that the host never sent ends the plugin. A plugin may say hello before its host does. Until both have
 said hello, it may send nothing else: the host could take it for the answer to its first request.
 
-Frames that a host has to drop are passed on and counted: a second response, an event after the response, an
+Frames that a session drops are withheld and counted: a second response, an event after the response, an
 event beyond the limits. An event for a request that never was is a fault.
 """
 
@@ -32,7 +32,7 @@ from runner.contracts.vai.results import read_response
 from runner.contracts.vai.terms import HELLO_SECONDS
 from runner.protocol.dialect import HandshakeFault, Setting, Violation
 from runner.protocol.framing import HeaderFraming
-from runner.protocol.observer import LONGEST, MOST_OPEN
+from runner.protocol.observer import LONGEST, MOST_OPEN, Verdict, Withheld
 from sandbox.document.diagnostic import quoted
 
 _KINDS = {operation: kind for kind, operation in OPERATIONS.items()}
@@ -94,7 +94,13 @@ class Inspector:
 
     # --- the plugin -----------------------------------------------------------------------------------------
 
-    def plugin_frame(self, raw: bytes) -> Violation | None:
+    def plugin_frame(self, raw: bytes) -> Verdict:
+        verdict = self._verdict(raw)
+        if isinstance(verdict, Withheld):
+            self._count(verdict.kind)
+        return verdict
+
+    def _verdict(self, raw: bytes) -> Verdict:
         value, cause, detail, _ = read_json(raw, unique=not self.handshaken)
         if cause is not None:
             return Violation("malformed_response", f"a frame that breaks the protocol: {detail}", cause)
@@ -118,24 +124,23 @@ class Inspector:
         self.handshaken = True
         return None
 
-    def _check_event(self, value: Mapping[str, Any], size: int) -> Violation | None:
+    def _check_event(self, value: Mapping[str, Any], size: int) -> Verdict:
         if why := fault_of_event(value):
             return invalid(f"a frame with an event breaks the protocol: {why}")
         number = value["request_id"]
         if number not in self._open:
             if number in self._closed:
-                self._count("late_event")
-            elif not self._unknown:
+                return Withheld("late_event", "an event after the response to its request")
+            if not self._unknown:
                 return unexpected(f"it sends an event for {quoted(number)}, which its host has not sent")
-            else:
-                self._count("unasked")
+            self._count("unasked")
         if size > EVENT_LIMIT:
-            self._count("long_event")
-        elif TYPE.fullmatch(value["event"]["type"]) is None:
-            self._count("bad_event_type")
+            return Withheld("long_event", f"an event of more than {EVENT_LIMIT} bytes")
+        if TYPE.fullmatch(value["event"]["type"]) is None:
+            return Withheld("bad_event_type", "an event whose type is not lower case letters and digits")
         return None
 
-    def _check_response(self, value: Mapping[str, Any]) -> Violation | None:
+    def _check_response(self, value: Mapping[str, Any]) -> Verdict:
         if "id" not in value:
             return invalid("a response has no id")
         number = value["id"]
@@ -143,8 +148,7 @@ class Inspector:
             return unexpected("the id of a response is not a string")
         if number not in self._open:
             if number in self._closed:
-                self._count("second_response")
-                return None
+                return Withheld("second_response", "a second response to a request; the first one counts")
             if self._unknown:  # it may answer a request that we could not read
                 self._unknown -= 1
                 self._count("unasked")

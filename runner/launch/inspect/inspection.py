@@ -2,7 +2,7 @@
 
 What the host writes is passed on at once, and read only to know its requests. What the plugin writes is held
 until a frame is complete and checked, so a host never gets a frame that breaks the contract. The first such
-frame ends the plugin. A frame that a session would drop, but that a host might use, is withheld. A host that
+frame ends the plugin. A frame that a session drops is withheld, and the plugin goes on. A host that
 does not read slows the plugin down, and the reverse; neither blocks the other direction. At most one frame of
 the contract's maximum length is held.
 """

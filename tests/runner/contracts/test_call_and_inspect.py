@@ -3,7 +3,7 @@ them breaks it for the other, with the same code and cause.
 
 The messages go through each contract's dialect and through its inspector, as bytes from a pipe. What the
 dialect sends is what the inspector sees of the host. A row names the cause, or is empty: the message is acted
-on or dropped, and the plugin goes on.
+on or dropped, and the plugin goes on. What the dialect drops is withheld from the host.
 
 Three things are no judgement of a message, and not in the table: an error in answer to the handshake, which
 the host sees itself; a result that fails the one call it answers; and the bounds of a session's own memory.
@@ -22,7 +22,8 @@ import runner
 from runner.contracts.registry import contract_names, find_contract, make_dialect, make_inspector
 from runner.manifest.load import load
 from runner.plugin import Plugin
-from runner.protocol.dialect import Call, Send, Setting, Violation
+from runner.protocol import wire
+from runner.protocol.dialect import Call, Notice, Send, Setting, Violation
 from runner.protocol.frames import Framer
 from runner.protocol.header_frames import header_frame
 from runner.protocol.observer import Rewritten, Withheld
@@ -32,6 +33,7 @@ Json = Any  # a message; bytes: the body of a frame as it is; Stream: with its h
 Fault = tuple[str, str]
 
 _HEADERS = ("ainb", "vai")
+_DROPS = ("stdout", "dropped")
 _CALLS = {
     "ainb": Call("tool", "greeter", {"argv": ["hi"]}),
     "kaged": Call("tool", "greeter.greet", {"name": "Ada"}),
@@ -68,6 +70,7 @@ class Talk:
         self.sent: list[dict[str, Any]] = []
         self.called: Fault | None = None
         self.inspected: Fault | None = None
+        self.leaked: list[bytes] = []  # what the dialect drops and the inspector passes on
         self._hear(self.dialect.opening())
         if stage:
             self.say(body(self.hello()))
@@ -96,14 +99,19 @@ class Talk:
     def say(self, raw: bytes) -> None:
         if not isinstance(raw, Stream):
             raw = header_frame(raw) if self.contract in _HEADERS else raw + b"\n"
+        dropped = True
         for frame in self.framer.feed(raw):
-            self._hear(self.dialect.feed(self.dialect.read(frame)))
+            events = list(self.dialect.feed(self.dialect.read(frame)))
+            dropped = dropped and all(isinstance(event, Notice) and event.kind in _DROPS for event in events)
+            self._hear(events)
         if self.framer.fault is not None and self.called is None:
             self.called = "malformed_response", self.framer.fault.cause
         for cut in self.cutter.cut(raw):
             verdict = self.inspector.plugin_frame(cut.frame)
             if isinstance(verdict, Violation) and self.inspected is None:
                 self.inspected = verdict.code, verdict.cause
+            if verdict is None and dropped and self.called is None and not _is_the_hosts(cut.frame):
+                self.leaked.append(cut.frame)
             assert verdict is None or isinstance(verdict, Violation | Withheld | Rewritten)
         if self.cutter.fault is not None and self.inspected is None:
             self.inspected = "malformed_response", self.cutter.fault.cause
@@ -131,6 +139,13 @@ class Talk:
             "mcp": {"supportedVersions": ["2026-07-28"], "capabilities": {}},
         }
         return rpc(id=self.id, result={**results[self.contract], **more})
+
+
+def _is_the_hosts(frame: bytes) -> bool:
+    """Whether only the host can judge it: an error that it may have caused, and a question to it."""
+    said = wire.message(frame).value
+    blank = not frame.strip()
+    return blank or (isinstance(said, dict) and ("error" in said or {"id", "method"} <= said.keys()))
 
 
 _plugins: dict[str, Plugin] = {}
@@ -207,6 +222,21 @@ RPC: Mapping[str, Row] = {
         2,
         lambda t: [rpc(id=t.id, method="x.y", error=ERROR)],
         by(kaged="ambiguous", mcp="ambiguous"),
+    ),
+    "our own question, with a result": (
+        2,
+        lambda t: [{**t.sent[-1], "result": 1}],
+        by(kaged="ambiguous", nexo="echo", mcp="ambiguous", ainb="echo"),
+    ),
+    "a handshake with a number for a method": (
+        0,
+        lambda t: [rpc(id=t.id, method=5, result={})],
+        by(kaged="not_rpc", nexo="identity_missing", mcp="ambiguous"),
+    ),
+    "a question of an odd method, with a bad id": (
+        2,
+        lambda t: [rpc(id=None, method="a b")],
+        by(mcp="bad_id"),
     ),
     "an empty method": (2, lambda t: [{**result(t), "method": ""}], ""),
     "a number for a method": (2, lambda t: [rpc(id=t.id, method=5)], by(kaged="not_rpc")),
@@ -479,6 +509,7 @@ def test_call_and_inspect_judge_alike(contract: str) -> None:
         cause = causes if isinstance(causes, str) else causes[contract]
         assert talk.called == talk.inspected
         assert (talk.called[1] if talk.called else "") == cause
+        assert not talk.leaked, name
 
     check_rows(TABLES[contract], check)
 

@@ -44,6 +44,7 @@ HANDSHAKE = (
     b'"protocol_version":"rterm.plugin.v1","exposed_tools":["t"]}}\n'
 )
 ASK = b'{"type":"handshake","protocol_version":"rterm.plugin.v1"}\n'
+MESSAGE = b'{"jsonrpc":"2.0","method":"m"}\n'
 PIPE = 64 << 10
 
 
@@ -149,28 +150,27 @@ def pushed(fd: int, data: bytes, turn: Callable[[], object]) -> int:
                 return count
 
 
+PASSED = (
+    b"",
+    b"\r",
+    MESSAGE[:-1] + b"\r",
+    b'{"id":1,"error":{"code":1}}',
+    b'  {"method": "m", "params": "\xff"}',
+)
 LINES = st.lists(
     st.one_of(
         st.binary(max_size=40).map(lambda noise: b"x" + noise.replace(b"\n", b"")),
-        st.sampled_from(
-            [
-                b"",
-                b"\r",
-                b'{"jsonrpc":"2.0","method":"m"}\r',
-                b'{"id":1,"error":{}}',
-                b"[1]",
-                b'  {"a": "\xff"}',
-            ]
-        ),
+        st.sampled_from((*PASSED, b"[1]", b'{"a":1}')),
     ),
     max_size=12,
 )
 
 
 @settings(max_examples=60, deadline=None)
-@given(lines=LINES, last=st.sampled_from([b"", b"no newline"]), data=st.data())
+@given(lines=LINES, last=st.sampled_from([b"", MESSAGE[:-1]]), data=st.data())
 def test_any_split_arrives_as_it_was_sent(lines: list[bytes], last: bytes, data: st.DataObject) -> None:
     stream = b"".join(line + b"\n" for line in lines) + last
+    passed = [line for line in lines if line in PASSED]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     pieces = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
     with between(nexo()) as both:
@@ -181,14 +181,16 @@ def test_any_split_arrives_as_it_was_sent(lines: list[bytes], last: bytes, data:
         both.shut("host_in")
         both.turn()
         assert got(both.plugin_in) == stream and ended(both.plugin_in)
-        whole = stream[: stream.rfind(b"\n") + 1]
+        whole = b"".join(line + b"\n" for line in passed)
         assert got(both.host_out) == whole  # a line comes when it is whole
         both.shut("plugin_out")
         both.turn()
-        assert got(both.host_out) == stream[len(whole) :]
+        assert got(both.host_out) == last
         assert both.inspection.breach is None
         document = both.inspection.document()
-        assert document["to_host"] == {"frames": len(lines) + bool(last), "bytes": len(stream), "withheld": 0}
+        count, lost = len(passed) + bool(last), len(stream) - len(whole + last)
+        assert document["to_host"] == {"frames": count, "bytes": len(whole + last), "withheld": lost}
+        assert sum(document["strays"].values()) - passed.count(PASSED[3]) == len(lines) - len(passed)
         assert document["to_plugin"]["bytes"] == len(stream)
 
 
@@ -336,9 +338,9 @@ def test_a_plugin_that_has_closed_its_stdin() -> None:
         os.write(both.host_in, b"hello\n")
         both.turn()
         assert both.inspection.interest().keys() & {both._stdin} == set()  # nothing to spin on
-        os.write(both.plugin_out, b"bye\n")
+        os.write(both.plugin_out, MESSAGE)
         both.turn()
-        assert got(both.host_out) == b"bye\n"
+        assert got(both.host_out) == MESSAGE
 
 
 @pytest.mark.parametrize("closed", ["", "plugin_in", "plugin_out"])
@@ -359,7 +361,7 @@ def test_who_was_sent_the_plugins_stdout_cannot_keep_us() -> None:
         for fd in (both.plugin_out, both.host_out):
             os.set_blocking(fd, True)
         sink = subprocess.Popen(["/bin/cat"], stdin=both.host_out, stdout=subprocess.DEVNULL)
-        with sink, subprocess.Popen(["/usr/bin/yes"], stdout=both.plugin_out) as accomplice:
+        with sink, subprocess.Popen(["/usr/bin/yes", MESSAGE[:-1]], stdout=both.plugin_out) as accomplice:
             try:
                 while select.select([both.inspection.to_host._read], [], [], 0.1)[0] == []:
                     pass
@@ -414,12 +416,12 @@ def test_a_host_that_is_gone_waits_for_nothing() -> None:
 
 def test_a_flood() -> None:
     with between(nexo(), burst=3, per_second=0.001) as both:
-        os.write(both.plugin_out, b"a\nb\nc\n")
+        os.write(both.plugin_out, b"a\n" + 2 * MESSAGE)  # what is withheld counts too
         assert both.turn() is None
-        os.write(both.plugin_out, b"d\n")
+        os.write(both.plugin_out, MESSAGE)
         assert both.turn() == VIOLATION
         both.finish()
-        assert got(both.host_out) == b"a\nb\nc\n"
+        assert got(both.host_out) == 2 * MESSAGE
         breach = both.inspection.breach
         assert breach is not None and breach.violation.cause == "flood"
 
@@ -644,10 +646,12 @@ def test_no_answer_reaches_the_host_before_its_question(
     assert json.loads(plain.stdout)["result"]["manifest"]["plugin"]["id"] == "somebody"
 
 
-def _traffic(size: int) -> bytes:
-    """Lines of every length and kind, none of them a breach."""
+def _traffic(size: int) -> tuple[bytes, bytes]:
+    """Lines of every length and kind, none of them a breach; and those of them that are messages."""
     dice = random.Random(4)
-    found, length = [], 0
+    found: list[bytes] = []
+    messages: list[bytes] = []
+    length = 0
     while length < size:
         kind = dice.random()
         text = "".join(dice.choices('abc \\"é\u2028{}[]0123456789', k=dice.choice((3, 900, 4095, 70_000))))
@@ -656,9 +660,11 @@ def _traffic(size: int) -> bytes:
         else:
             message = {"jsonrpc": "2.0", "method": "event", "params": {"text": text}}
             line = json.dumps(message, ensure_ascii=kind < 0.5).encode() + (b"\r" if kind > 0.9 else b"")
+            messages.append(line)
         found.append(line)
         length += len(line) + 1
-    return b"\n".join(found)
+    last = MESSAGE[:-1]
+    return b"\n".join([*found, last]), b"\n".join([*messages, last])
 
 
 @pytest.mark.usefixtures("nothing_left")
@@ -667,7 +673,7 @@ def test_eight_mebibytes_there_and_back(
     runner_as: Caller, nexo_dir: Callable[..., Path], stream: str
 ) -> None:
     """In odd pieces, while it comes back; the end of it comes through too."""
-    traffic = _traffic(8 << 20)
+    traffic, messages = _traffic(8 << 20)
     report = runner_as.home / "report.json"
     arguments = ("exec", "--inspect", "--report", str(report), nexo_dir("/usr/bin/cat"))
     with _streams(stream) as (stdin, to_runner, stdout, from_runner):
@@ -695,11 +701,13 @@ def test_eight_mebibytes_there_and_back(
                         break
                     came += data
             assert process.wait(60) == 0
-    assert bytes(came) == traffic
+    assert bytes(came) == messages
     inspection = json.loads(report.read_text())["inspection"]
-    assert inspection["to_plugin"]["bytes"] == inspection["to_host"]["bytes"] == len(traffic)
-    assert inspection["to_plugin"]["frames"] == inspection["to_host"]["frames"] == traffic.count(b"\n") + 1
-    assert inspection["strays"]["not_json"] > 0
+    up, down = inspection["to_plugin"], inspection["to_host"]
+    assert (up["bytes"], up["frames"]) == (len(traffic), traffic.count(b"\n") + 1)
+    assert (down["bytes"], down["frames"]) == (len(messages), messages.count(b"\n") + 1)
+    assert down["withheld"] == up["bytes"] - down["bytes"]
+    assert inspection["strays"] == {"not_json": up["frames"] - down["frames"]}
 
 
 @contextmanager
@@ -798,7 +806,7 @@ def test_without_a_cage_too(runner_as: Caller, nexo_dir: Callable[..., Path], wr
     write_file(manifest, manifest.read_text().replace("enabled = true", "enabled = false"))
     policy = write_file(runner_as.home / "policy.toml", 'version = 1\nunsandboxed = "allow"\n', 0o600)
     runner_as.give(policy)
-    for said, status in ((b"hello\nyou", 0), (b'{"id":NaN}\n', 137)):
+    for said, status in ((MESSAGE + MESSAGE[:-1], 0), (b'{"id":NaN}\n', 137)):
         ran = inspected(runner_as, manifest, said=said, options=("--policy", str(policy)))
         assert (ran.status, ran.out) == (status, said if status == 0 else b"")
         assert ran.report["grant"]["unsandboxed"] is True and "UNSANDBOXED" in ran.err
@@ -809,11 +817,11 @@ def test_a_host_that_reads_no_more(runner_as: Caller, nexo_dir: Callable[..., Pa
     """The plugin finds its pipe broken at the next word, as if it wrote to the host itself."""
     with runner_as.start("exec", "--inspect", nexo_dir("/usr/bin/cat")) as process:
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.write(b"hello\n")
+        process.stdin.write(b"hello\n" + MESSAGE)  # the first line does not come back
         process.stdin.flush()
-        assert process.stdout.readline() == b"hello\n"
+        assert process.stdout.readline() == MESSAGE
         process.stdout.close()
-        process.stdin.write(b"again\n")  # which cat cannot hand on
+        process.stdin.write(MESSAGE)  # which cat cannot hand on
         process.stdin.flush()
         assert process.wait(60) == 128 + signal.SIGPIPE
 

@@ -89,11 +89,10 @@ def test_a_body_that_is_dropped(said: bytes) -> None:
 
 
 def test_a_result_beside_a_method() -> None:
-    """The method counts, but a host may read the result. So that is judged too."""
-    both = {**answer(1, {**WELCOME, "name": "other"}), "method": "host/log"}
-    fault = asked().plugin_frame(body(both))
-    assert isinstance(fault, Violation) and fault.cause == "identity_mismatch"
-    assert asked().plugin_frame(body({**both, **answer(1, WELCOME)})) is None
+    """For the contract the method counts. Another host may read the result."""
+    inspector = asked()
+    assert isinstance(inspector.plugin_frame(body({**answer(1, WELCOME), "method": "host/log"})), Withheld)
+    assert inspector.strays == {"ambiguous": 1} and inspector.awaiting
 
 
 @pytest.mark.parametrize("header", [b"Content-Length: 9\r\nContent-Length: 2", b"Content-Length: 02"])

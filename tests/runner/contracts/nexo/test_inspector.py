@@ -67,156 +67,159 @@ def overhear(
     return inspector, said
 
 
-FINE: Mapping[str, tuple[Lines, Mapping[str, int]]] = {
-    "a handshake": (HELLO, {}),
-    "ids of text": (
-        ((">", ASK.replace(b":1,", b':"a",')), ("<", reply().replace(b'"id": 1', b'"id": "a"'))),
-        {},
-    ),
-    "an allowed topic": ((*HELLO, ("<", publish("plugin.inbound.slack.x"))), {}),
-    "the same topic twice": (
-        (*HELLO, ("<", publish("plugin.inbound.slack.x", "plugin.inbound.slack.x"))),
-        {},
-    ),
-    "a banner": ((("<", b"hello"), *HELLO, ("<", b"Traceback: {")), {"not_json": 2}),
-    "blank lines": ((*HELLO, ("<", b""), ("<", b"\r")), {}),
-    "an answer nobody asked for": (
-        (*HELLO, ("<", line(id=9, result={})), ("<", line(id=9, result={}))),
-        {"unasked": 2},
-    ),
-    "an answer to the number as text": (
-        (*HELLO, (">", line(id=2, method="m")), ("<", line(id="2", result={}))),
-        {"unasked": 1},
-    ),
-    "an answer twice": (
-        (*HELLO, (">", line(id=2, method="m")), ("<", line(id=2, result={})), ("<", line(id=2, result={}))),
-        {"unasked": 1},
-    ),
-    "ids that are none": (
-        (*HELLO, ("<", line(id=[1], result={})), ("<", line(id=True, result=1))),
-        {"unasked": 2},
-    ),
-    "JSON that is not the protocol": ((*HELLO, ("<", b"[]"), ("<", b"1"), ("<", b"{}")), {"not_rpc": 3}),
-    "no topic": ((*HELLO, ("<", publish("")), ("<", line(method="broker.publish"))), {"no_topic": 2}),
-    "a question of its own": ((*HELLO, ("<", line(id=1, method="memory.recall", params={}))), {}),
-    "a host we cannot read": (((">", b"\xff{"), (">", None), (">", b"3"), *HELLO), {}),
-    "bars and logs": (
-        (
-            *HELLO,
-            ("<", b"\r10 %\r20 %"),
-            ("<", b'{"level":"info","id":3} done'),
-            ("<", b"[1] started {"),
-            ("<", b'got {"name":"m"}'),
-            ("<", b"1 " * 5_000 + b"{"),
-        ),
-        {"not_json": 5},
-    ),
-    "JSON in capital letters": ((*HELLO, ("<", b'{"Verb":"GET","ID":1}')), {"not_rpc": 1}),
-    "logs with braces": (
-        (
-            *HELLO,
-            ("<", b"{'level': 'info', 'id': 3, 'methods': ['a'], 'input_method': 1}"),
-            ("<", b"Traceback (most recent call last): File \"x.py\", line 3, in f: d = {'a': 1,}"),
-            ("<", b"TypeError: method f() of {'a'} takes 1 argument"),
-            ("<", b"DEBUG {result: 3, error: none}"),
-            ("<", b"INFO {an error of id 3}"),
-            ("<", rb"C:\users {\n \u00e9 \x1b[0m \u4e00}"),
-            ("<", b"{" + b"9" * 5_000 + b"} items"),
-        ),
-        {"not_json": 7},
-    ),
-    "no params, no event": (
-        (
-            *HELLO,
-            ("<", line(method="broker.publish", params=None)),
-            ("<", line(method="broker.publish", params={"topic": "plugin.inbound.slack.x"})),
-            ("<", line(method="broker.publish", params={"topic": "plugin.inbound.slack.x", "event": None})),
-        ),
-        {"no_topic": 1},
-    ),
-    "arrays elsewhere": (
-        (*HELLO, ("<", line(method="log", params=["a", {}])), ("<", b'["a","2"]')),
-        {"not_rpc": 1},
-    ),
-    "other methods": (
-        (
-            *HELLO,
-            *(
-                ("<", line(method=name))
-                for name in ("Broker.Publisher", "broker publish", "LOG", "m" * 5_000)
-            ),
-        ),
-        {},
-    ),
+FINE: Mapping[str, Lines] = {
+    "a handshake": HELLO,
+    "ids of text": ((">", ASK.replace(b":1,", b':"a",')), ("<", reply().replace(b'"id": 1', b'"id": "a"'))),
+    "an allowed topic": (*HELLO, ("<", publish("plugin.inbound.slack.x"))),
+    "the same topic twice": (*HELLO, ("<", publish("plugin.inbound.slack.x", "plugin.inbound.slack.x"))),
+    "blank lines": (*HELLO, ("<", b""), ("<", b"\r")),
+    "a question of its own": (*HELLO, ("<", line(id=1, method="memory.recall", params={}))),
+    "a host we cannot read": ((">", b"\xff{"), (">", None), (">", b"3"), *HELLO),
+    "arrays elsewhere": (*HELLO, ("<", line(method="log", params=["a", {}]))),
+    "other methods": (*HELLO, ("<", line(method="Broker.Publisher")), ("<", line(method="LOG"))),
     "what JSON allows in a text": (
-        (*HELLO, ("<", '{"method":"m","params":"\u2028{}\u2028\u0085[]"}'.encode())),
-        {},
+        *HELLO,
+        ("<", '{"method":"m","params":"\u2028{}\u2028\u0085[]"}'.encode()),
     ),
-    "blanks around it": ((*HELLO, ("<", b" \r" + line(method="m") + b" \r\r")), {}),
+    "blanks around it": (*HELLO, ("<", b" \r" + line(method="m") + b" \r\r")),
     "what is null": (
-        (*HELLO, (">", line(id=2, method="m")), ("<", line(id=2, method=None, result={}, error=None))),
-        {},
+        *HELLO,
+        (">", line(id=2, method="m")),
+        ("<", line(id=2, method=None, result={}, error=None)),
     ),
     "keys of its own in capital letters": (
-        (
-            *HELLO,
-            (">", line(id=2, method="tool.invoke")),
-            ("<", line(id=2, result={"ID": 1, "Name": "x", "Topic": 1, "topic": 2, "a": {"b": 1, "B": 2}})),
-        ),
-        {},
+        *HELLO,
+        (">", line(id=2, method="tool.invoke")),
+        ("<", line(id=2, result={"ID": 1, "Name": "x", "Topic": 1, "topic": 2, "a": {"b": 1, "B": 2}})),
     ),
-    "an array": ((*HELLO, ("<", b"[" + publish("plugin.inbound.slack.x") + b"]")), {"not_rpc": 1}),
 }
 
 
-@pytest.mark.parametrize(("lines", "strays"), FINE.values(), ids=FINE)
-def test_fine(lines: Lines, strays: Mapping[str, int]) -> None:
+@pytest.mark.parametrize("lines", FINE.values(), ids=FINE)
+def test_fine(lines: Lines) -> None:
     inspector, said = overhear(*lines)
-    assert not any(said) and inspector.strays == strays
+    assert not any(said) and not inspector.strays
     assert inspector.handshaken and not inspector.awaiting
 
 
 EVIL = publish("agent.intake")
-FIELDS: list[Any] = ["id", "2026-01-01T00:00:00Z", "agent.intake", "core", None, {}]
-
-
-def lenient(old: bytes, new: bytes, raw: bytes = EVIL) -> Lines:
-    """The line changed so that it is not JSON for us."""
-    assert old in raw
-    return (*HELLO, ("<", raw.replace(old, new)))
-
-
 SLACK = publish("plugin.inbound.slack.x")
 OTHER = reply("other")
 
-# What is harmless for one host, and for another the message that must not come through.
-AMBIGUOUS: Mapping[str, Lines] = {
-    "lines for who ends them at a carriage return": (*HELLO, ("<", b"x\r" + EVIL + b"\rx")),
-    "these within an array": (*HELLO, ("<", b"[1,\r" + EVIL + b"\r]")),
-    "these within a message": (*HELLO, ("<", b'{"method":"m","params":\r' + EVIL + b"\r}")),
-    "lines for str.splitlines": (*HELLO, ("<", "x\u2028".encode() + EVIL)),
-    "also by control characters": (*HELLO, ("<", b"x\x0b" + EVIL)),
-    "the end of a text in C": (*HELLO, ("<", EVIL + b"\0x")),
-    "for who reads a stream of JSON": (*HELLO, ("<", b"{}" + EVIL)),
-    "one after numbers and texts": (*HELLO, ("<", b'1 "a" null ' + EVIL + b" x")),
-    "an array of them": (*HELLO, ("<", b"{}[" + EVIL + b"]")),
-    "more lines than we look at": (*HELLO, ("<", b"{}\r" * 300_000)),
-    "more values than we look at": (*HELLO, ("<", b"1 " * 400_000 + b"{")),
-    "more of them within a message": (*HELLO, ("<", b"[" + b"1,\r" * 250_000 + b"1]")),
-    "capital letters": ((">", ASK), ("<", OTHER.replace(b'"id"', b'"ID"'))),
-    "a method of two spellings": (*HELLO, ("<", EVIL.replace(b'"method"', b'"method": "log", "Method"'))),
-    "a method with a NUL": (*HELLO, ("<", EVIL.replace(b"broker.publish", b"broker.publish\\u0000"))),
-    "a key with a NUL": (*HELLO, ("<", EVIL.replace(b'"topic"', b'"topic\\u0000"'))),
+# Not strictly one message, and dropped by a session too.
+WITHHELD: Mapping[str, tuple[Lines, str]] = {
+    "a banner": ((("<", b"hello"),), "not_json"),
+    "a progress bar": ((*HELLO, ("<", b"\r10 %\r20 %")), "not_json"),
+    "lines for who ends them at a carriage return": ((*HELLO, ("<", b"x\r" + EVIL + b"\rx")), "not_json"),
+    "lines for str.splitlines": ((*HELLO, ("<", "x\u2028".encode() + EVIL)), "not_json"),
+    "for who reads a stream of JSON": ((*HELLO, ("<", b"{}" + EVIL)), "not_json"),
+    "more lines than we look at": ((*HELLO, ("<", b"{}\r" * 300_000)), "not_json"),
+    "single quotes": ((*HELLO, ("<", EVIL.replace(b'"', b"'"))), "not_json"),
+    "a comma too many": ((*HELLO, ("<", EVIL.replace(b"}}}", b"}},}"))), "not_json"),
+    "a prefix": ((*HELLO, ("<", b"got " + EVIL)), "not_json"),
+    "a topic in UTF-16": ((*HELLO, ("<", EVIL.decode().encode("utf-16-be"))), "not_json"),
+    "an array": ((*HELLO, ("<", b"[%b]" % EVIL)), "not_rpc"),
+    "a message as an array of its fields": ((*HELLO, ("<", b'["2.0",null,"m",{}]')), "not_rpc"),
+    "keys in capital letters": (
+        (*HELLO, ("<", b'{"Method":"broker.publish","PARAMS":{"topic":"agent.intake"}}')),
+        "not_rpc",
+    ),
+    "an answer in capital letters": ((*HELLO, ("<", b'{"ID":1,"Result":{}}')), "not_rpc"),
+    "a method in another spelling": (
+        (*HELLO, ("<", EVIL.replace(b"broker.publish", b"Broker.Publish"))),
+        "ambiguous",
+    ),
+    "a method with a NUL": (
+        (*HELLO, ("<", EVIL.replace(b"broker.publish", b"broker.publish\\u0000"))),
+        "ambiguous",
+    ),
+    "a method with bytes that are not UTF-8": (
+        (*HELLO, ("<", EVIL.replace(b"broker.publish", b"broker.pub\xfflish"))),
+        "ambiguous",
+    ),
+    "a result and an error": (
+        ((">", ASK), ("<", OTHER[:-1] + b',"error":{"code":1,"message":"no"}}')),
+        "ambiguous",
+    ),
+    "an answer and a question": (((">", ASK), ("<", OTHER[:-1] + b',"method":"m"}')), "ambiguous"),
+    "a key with a NUL": ((*HELLO, ("<", EVIL.replace(b'"topic"', b'"topic\\u0000"'))), "ambiguous"),
     "a topic of two spellings": (
-        *HELLO,
-        ("<", SLACK.replace(b'"topic"', b'"Topic": "agent.intake", "topic"')),
+        (*HELLO, ("<", SLACK.replace(b'"topic"', b'"Topic": "agent.intake", "topic"'))),
+        "ambiguous",
     ),
-    "a topic in capital letters": (*HELLO, ("<", EVIL.replace(b'"topic"', b'"Topic"'))),
     "a topic of two spellings in the event": (
-        *HELLO,
-        ("<", SLACK.replace(b'"payload"', b'"TOPIC": "agent.intake", "payload"')),
+        (*HELLO, ("<", SLACK.replace(b'"payload"', b'"TOPIC": "agent.intake", "payload"'))),
+        "ambiguous",
     ),
-    "an event of two spellings": (*HELLO, ("<", SLACK.replace(b'"event"', b'"Event": {}, "event"'))),
+    "an event of two spellings": (
+        (*HELLO, ("<", SLACK.replace(b'"event"', b'"Event": {}, "event"'))),
+        "ambiguous",
+    ),
+    **{
+        f"nearly the same id: {number}": (
+            ((">", ASK), ("<", OTHER.replace(b'"id": 1', b'"id": ' + number.encode()))),
+            "unasked",
+        )
+        for number in ('"1"', "1.0", "true", "[1]")
+    },
+    "before the question": ((("<", OTHER),), "unasked"),
+    "before another question": (((">", line(id=5, method="m")), ("<", OTHER), (">", ASK)), "unasked"),
+    "an answer nobody asked for": ((*HELLO, ("<", line(id=9, result={}))), "unasked"),
+    "an answer twice": (
+        (*HELLO, (">", line(id=2, method="m")), ("<", line(id=2, result={})), ("<", line(id=2, result={}))),
+        "unasked",
+    ),
+    "no topic": ((*HELLO, ("<", publish(""))), "no_topic"),
+    "a topic that is no text": ((*HELLO, ("<", publish(["agent.intake"]))), "no_topic"),
+    "params that are an array": (
+        (*HELLO, ("<", line(method="broker.publish", params=["agent.intake", {}]))),
+        "no_topic",
+    ),
+    "no event": (
+        (*HELLO, ("<", line(method="broker.publish", params={"topic": "plugin.inbound.slack.x"}))),
+        "no_event",
+    ),
+    "an event that is an array": (
+        (
+            *HELLO,
+            (
+                "<",
+                line(
+                    method="broker.publish", params={"topic": "plugin.inbound.slack.x", "event": ["id", {}]}
+                ),
+            ),
+        ),
+        "no_event",
+    ),
+    "a foreign topic": ((*HELLO, ("<", publish("plugin.inbound.mail.x"))), "not_allowed"),
+    "a wildcard": ((*HELLO, ("<", publish("plugin.inbound.slack.>"))), "no_subject"),
+    "a foreign topic in the event": (
+        (*HELLO, ("<", publish("plugin.inbound.slack.x", "agent.intake"))),
+        "not_allowed",
+    ),
+    "no text for a topic in the event": (
+        (*HELLO, ("<", publish("plugin.inbound.slack.x", ["agent.intake"]))),
+        "not_allowed",
+    ),
+    "a topic as a question": (
+        (*HELLO, ("<", line(id=4, method="broker.publish", params={"topic": "a"}))),
+        "not_allowed",
+    ),
+    "a topic before the handshake": ((("<", EVIL),), "not_yet_wired"),
+}
+
+# Those that a session acts on. They end the plugin, here and there.
+AMBIGUOUS: Mapping[str, Lines] = {
+    "an array of messages for who ends lines at a carriage return": (*HELLO, ("<", b"[1,\r" + EVIL + b"\r]")),
+    "these within a message": (*HELLO, ("<", b'{"method":"m","params":\r' + EVIL + b"\r}")),
+    "more of them within a message": (*HELLO, ("<", b"[" + b"1,\r" * 250_000 + b"1]")),
+    "capital letters within a message": (
+        *HELLO,
+        ("<", b'{"method":"m","params":\r{"Method":"broker.publish"}\r}'),
+    ),
+    "a method of two spellings": (*HELLO, ("<", EVIL.replace(b'"method"', b'"method": "log", "Method"'))),
+    "an id in capital letters": ((">", ASK), ("<", OTHER.replace(b'"result"', b'"ID": 1, "result"'))),
+    "letters that fold": ((">", ASK), ("<", OTHER.replace(b'"result"', '"re\u017fult"'.encode()))),
     "an id of two spellings": (
         (">", ASK),
         ("<", reply().replace(b'"id": "noted"', b'"id": "noted", "Id": "other"')),
@@ -224,163 +227,15 @@ AMBIGUOUS: Mapping[str, Lines] = {
     "a manifest of two spellings": ((">", ASK), ("<", reply(Manifest={"plugin": {"id": "other"}}))),
     "tools in capital letters": ((">", ASK), ("<", reply(Tools=[tool("noted_rm")]))),
     "a tool of two names": ((">", ASK), ("<", reply(tools=[{**tool("noted_add"), "NAME": "noted_rm"}]))),
-    **{
-        f"an event that is {event!r}": (
-            *HELLO,
-            ("<", line(method="broker.publish", params={"topic": "plugin.inbound.slack.x", "event": event})),
-        )
-        for event in (FIELDS, [], "{}", 1, False)
-    },
-    **{
-        f"params that are {params!r}": (*HELLO, ("<", line(method="broker.publish", params=params)))
-        for params in (["agent.intake", {}], [], "agent.intake", 0)
-    },
-    "a message as an array of its fields": (*HELLO, ("<", b'["2.0",null,"m",{}]')),
-    "such an array without a version": (*HELLO, ("<", b'[null,"broker.publish",{"topic":"agent.intake"}]')),
-    "in another spelling": (*HELLO, ("<", b'[null,"Broker.Publish",{"topic":"agent.intake"}]')),
-    "after an integer that Python does not convert": (
-        *HELLO,
-        ("<", EVIL.replace(b'{"payload"', b'{"x": ' + b"9" * 5_000 + b', "payload"') + b" x"),
-    ),
-    "and on a line of its own": (*HELLO, ("<", b"9" * 5_000 + b"\r" + EVIL)),
-    "single quotes": lenient(b'"', b"'"),
-    "single quotes, an answer": lenient(b'"', b"'", OTHER.replace(b'"jsonrpc": "2.0", ', b"")),
-    "no quotes": (*HELLO, ("<", b"{method:broker.publish,params:{topic:agent.intake}}")),
-    "no quotes, an answer": (*HELLO, ("<", b"{id /**/ : 1, result/**/: {}}")),
-    "a comment": lenient(b'"method"', b'/* */ "method"'),
-    "a comment before it": (*HELLO, ("<", b"/* */" + EVIL)),
-    "a comma too many": lenient(b"}}}", b"}},}"),
-    "a zero too many": lenient(b'"payload": 1', b'"payload": 01'),
-    "a tab in a text": lenient(b"agent.intake", b"agent\t.intake"),
-    "a byte order mark after a blank": (*HELLO, ("<", b" \xef\xbb\xbf" + EVIL)),
-    "a prefix": (*HELLO, ("<", b'got {"method":"m"}')),
-    "capital letters and no JSON": (*HELLO, ("<", b'{"Method":"broker.publish",}')),
-    **{
-        f"letters written {escape.decode()}": (*HELLO, ("<", b"{'" + escape + b"ethod':'m'}"))
-        for escape in (
-            rb"\u006d",
-            rb"\u004D",
-            rb"\x6d",
-            rb"\u{6D}",
-            rb"\u{00006d}",
-            rb"\U0000006d",
-            rb"\155",
-            rb"\m",
-        )
-    },
-    "a letter written as itself": (*HELLO, ("<", b"{'me\\thod':'m'}")),
-    "a line continued": (*HELLO, ("<", b"{'me\\\rthod':'m'}")),
-    "bytes that are not UTF-8": (*HELLO, ("<", b"{'me\xffthod':'m'}")),
-    "more escaped letters than we look at": (*HELLO, ("<", b"{" + rb"\u0041" * 10_001)),
-    **{
-        f"in {encoding}": (*HELLO, ("<", EVIL.decode().encode(encoding)))
-        for encoding in ("utf-16-le", "utf-16-be", "utf-32-be", "utf-16")
-    },
-    **{
-        f"a method spelled {method[:20]!r}": (
-            *HELLO,
-            ("<", EVIL.replace(b'"broker.publish"', json.dumps(method).encode())),
-        )
-        for method in (
-            *(
-                "Broker.Publish",
-                " broker.publish",
-                "broker.publish\r\n",
-                "broker\u200b.publish",
-                "\ufeffbroker.publish",
-            ),
-            *(
-                "broker.\xa0publish",
-                "broker.publi\u017fh",
-                "broker.\ud800publish",
-                "broker.publish" + " " * 5_000,
-            ),
-            *("\u2028broker.publish", "\x7fbroker.publish", "INITIALIZE", " " * 100_000),
-        )
-    },
-    "a method with bytes that are not UTF-8": lenient(b"broker.publish", b"broker.pub\xfflish"),
-    "keys in capital letters, no version": (
-        *HELLO,
-        ("<", b'{"Method":"broker.publish","PARAMS":{"topic":"agent.intake"}}'),
-    ),
-    "params in capital letters, no version": (
-        *HELLO,
-        ("<", b'{"method":"m","PARAMS":{"topic":"agent.intake"}}'),
-    ),
-    "a method of two types": (*HELLO, ("<", b'{"Method":"broker.publish","METHOD":3}')),
-    "a method whose key has a NUL": (*HELLO, ("<", b'{"method\\u0000":"broker.publish"}')),
-    "an answer in capital letters, no version": (*HELLO, ("<", b'{"ID":1,"Result":{}}')),
-    "capital letters in an array": (*HELLO, ("<", b'[{"Method":"broker.publish"}]')),
-    "capital letters within a message": (
-        *HELLO,
-        ("<", b'{"method":"m","params":\r{"Method":"broker.publish"}\r}'),
-    ),
-    "letters that fold": ((">", ASK), ("<", OTHER.replace(b'"result"', '"re\u017fult"'.encode()))),
 }
 
-# Those that a session acts on. They end the plugin, here and there; the others are dropped.
-ENDS_IT = (
-    *("these within an array", "these within a message", "more of them within a message"),
-    *("a method of two spellings", "an id of two spellings", "a manifest of two spellings"),
-    *("tools in capital letters", "a tool of two names", "params in capital letters, no version"),
-    *("capital letters within a message", "letters that fold"),
-)
-
-# Answers of somebody else's to initialize, under numbers that some hosts take for the one they have asked by.
-NEARLY = ('"1"', "1.0", "1e0", "true", '" 1"', '"0x1"', '"1.0"', "[1]", '[["1"]]')
-
 WRONG: Mapping[str, tuple[Lines, str, str]] = {
-    **{
-        name: (lines, "malformed_response" if name in ENDS_IT else "withheld", "ambiguous")
-        for name, lines in AMBIGUOUS.items()
-    },
-    # The contract says that the error counts, and the method. A host may read the result all the same.
-    "a yes and a no": (
-        ((">", ASK), ("<", OTHER[:-1] + b',"error":{"code":1,"message":"no"}}')),
-        "handshake_failed",
-        "identity_mismatch",
-    ),
-    "an answer and a question": (
-        ((">", ASK), ("<", OTHER[:-1] + b',"method":"m"}')),
-        "handshake_failed",
-        "identity_mismatch",
-    ),
-    **{
-        f"nearly the same id: {number}": (
-            ((">", ASK), ("<", OTHER.replace(b'"id": 1', b'"id": ' + number.encode()))),
-            "handshake_failed",
-            "identity_mismatch",
-        )
-        for number in NEARLY
-    },
-    "before the question": ((("<", OTHER),), "withheld", "unasked"),
-    "before the question, in an array": ((("<", b"[%b]" % OTHER),), "withheld", "unasked"),
-    "before another question": (
-        ((">", line(id=5, method="m")), ("<", OTHER), (">", ASK)),
-        "withheld",
-        "unasked",
-    ),
+    **{name: (lines, "withheld", kind) for name, (lines, kind) in WITHHELD.items()},
+    **{name: (lines, "malformed_response", "ambiguous") for name, lines in AMBIGUOUS.items()},
     "with an error of no text": (
         ((">", ASK), ("<", OTHER.replace(b'"result"', b'"error": "", "result"'))),
         "handshake_failed",
         "identity_mismatch",
-    ),
-    "and then the right one": (
-        ((">", ASK), ("<", reply().replace(b'"id": 1', b'"id": 1.0')), ("<", OTHER)),
-        "handshake_failed",
-        "identity_mismatch",
-    ),
-    "an answer in an array": (((">", ASK), ("<", b"[%b]" % OTHER)), "handshake_failed", "identity_mismatch"),
-    "after one in an array": (
-        ((">", ASK), ("<", b"[%b]" % reply()), ("<", OTHER)),
-        "handshake_failed",
-        "identity_mismatch",
-    ),
-    "a foreign topic in an array": ((*HELLO, ("<", b"[%b]" % EVIL)), "withheld", "topic"),
-    "too many in an array": (
-        (*HELLO, ("<", b"[%b]" % b",".join([line(method="m")] * 1001))),
-        "withheld",
-        "ambiguous",
     ),
     "two params": (
         (*HELLO, ("<", EVIL[:-1] + b',"params":{"topic":"plugin.inbound.slack.x"}}')),
@@ -423,24 +278,6 @@ WRONG: Mapping[str, tuple[Lines, str, str]] = {
         "handshake_failed",
         "tool_catalogue",
     ),
-    "a foreign topic": ((*HELLO, ("<", publish("plugin.inbound.mail.x"))), "withheld", "topic"),
-    "a wildcard": ((*HELLO, ("<", publish("plugin.inbound.slack.>"))), "withheld", "topic"),
-    "a foreign topic in the event": (
-        (*HELLO, ("<", publish("plugin.inbound.slack.x", "agent.intake"))),
-        "withheld",
-        "topic",
-    ),
-    "no text for a topic in the event": (
-        (*HELLO, ("<", publish("plugin.inbound.slack.x", ["agent.intake"]))),
-        "withheld",
-        "topic",
-    ),
-    "a topic as a question": (
-        (*HELLO, ("<", line(id=4, method="broker.publish", params={"topic": "a"}))),
-        "withheld",
-        "topic",
-    ),
-    "a topic before the handshake": ((("<", publish("agent.intake")),), "withheld", "not_yet_wired"),
     "infinity": (
         (*HELLO, ("<", b'{"jsonrpc":"2.0","method":"m","params":-Infinity}')),
         "malformed_response",

@@ -13,7 +13,7 @@ from runner.contracts.vai.inspector import Inspector, make
 from runner.contracts.vai.messages import BODY_LIMIT
 from runner.protocol.dialect import Setting, Violation
 from runner.protocol.frames import Cut
-from runner.protocol.observer import MOST_OPEN
+from runner.protocol.observer import MOST_OPEN, Withheld
 from tests.runner.contracts.vai.conversation import (
     DEVKIT,
     HELLO,
@@ -52,7 +52,7 @@ def asked(*requests: Any) -> Inspector:
 
 def faults(inspector: Inspector, *messages: Any) -> list[tuple[str, str]]:
     found = [inspector.plugin_frame(body(message)) for message in messages]
-    assert all(each is None or each.call is None for each in found)
+    assert all(not isinstance(each, Violation) or each.call is None for each in found)
     return [(each.code, each.cause) for each in found if isinstance(each, Violation)]
 
 
@@ -227,11 +227,15 @@ def test_two_requests_of_a_host_that_does_not_wait() -> None:
     assert faults(inspector, succeeded("b"), event("a"), succeeded("a"), succeeded("c")) == [UNEXPECTED]
 
 
-def test_what_a_host_has_to_drop_is_counted() -> None:
+def test_what_a_session_drops_is_withheld() -> None:
     inspector = asked()
-    long = event(message="x" * 70_000)
-    assert faults(inspector, long, event(kind="Bad"), succeeded(), succeeded(), event()) == []
-    assert inspector.strays == {"long_event": 1, "bad_event_type": 1, "second_response": 1, "late_event": 1}
+    assert inspector.plugin_frame(body(event(message="x"))) is None
+    dropped = [event(message="x" * 70_000), event(kind="Bad"), succeeded(), event()]
+    found = [inspector.plugin_frame(body(each)) for each in (*dropped[:2], succeeded(), *dropped[2:])]
+    assert found.pop(2) is None
+    kinds = ["long_event", "bad_event_type", "second_response", "late_event"]
+    assert [each.kind for each in found if isinstance(each, Withheld)] == kinds
+    assert inspector.strays == dict.fromkeys(kinds, 1)
 
 
 @pytest.mark.parametrize("said", [None, b"not JSON", request(7), request("x" * 300)])
