@@ -13,7 +13,7 @@ from sandbox import CODE_ROOT
 from sandbox.cell.overlay import OverlaidFolder, add_parts, overlay_orders
 from sandbox.doctor.finding import Finding
 from sandbox.doctor.rehearsal import describe_run
-from sandbox.doctor.trial import Run, run_spawned
+from sandbox.doctor.trial import Note, Run, in_child, run_spawned
 from sandbox.identity import removal
 from sandbox.identity.state import state_root, unwritable
 from sandbox.paths.mounts import ancestry
@@ -82,8 +82,16 @@ def _try_overlay(made: str, uid: int | None) -> Run:
             stack.callback(os.close, fd)
             opened.append((fd, path))
         tried = OverlaidFolder("/trial", opened[0], opened[1], "work")
+        plugin = None if uid is None else (uid, uid)
+
+        def rehearse(note: Note) -> None:
+            with ExitStack() as inner:
+                add_parts(inner, [tried], plugin, {}, {})
+
+        if ended := in_child(rehearse).signal:  # a seccomp filter may kill who makes a user namespace
+            return Run(signal=ended)
         try:
-            add_parts(stack, [tried], None if uid is None else (uid, uid), mounts, binds)
+            add_parts(stack, [tried], plugin, mounts, binds)
         except SpawnError as refused:
             return Run(stage=refused.stage, number=refused.errno)
         numbers = [*mounts, *binds]
