@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Literal, Protocol
 
 import trio
@@ -26,7 +26,7 @@ from runner.serve.desk import CallAnswer, failed_answer, off_loop_if_large
 from runner.serve.refusal import STATUS, outcome_error
 from runner.serve.roster import Roster
 from runner.serve.sources import PluginSource
-from runner.session.account import CallAccount, open_account
+from runner.session.account import open_account
 from sandbox.speed.value import NamedTuple
 
 # Exports of these kinds are called by the stream.
@@ -36,7 +36,7 @@ _MOST_REASON = 300  # characters, of why a plugin does not run
 _PENDING = "policy or approvals of this machine do not let it run; the worker's stderr says why"
 
 OnProgress = Callable[[Mapping[str, Any]], None]
-OnAccount = Callable[[CallAccount], None]
+OnAsk = Callable[[float], Awaitable[None]]
 # What a redelivery may do: "again" is for calls that may run twice.
 Repeat = Literal["again", "never"]
 # "ended": with this answer. "retry": a hook that may succeed later. "elsewhere": nothing ran, and another
@@ -90,10 +90,10 @@ class PluginShelf(Protocol):
         caller: str,
         attempt: int | None,
         on_progress: OnProgress,
-        on_account: OnAccount,
+        on_ask: OnAsk,
     ) -> Performed:
-        """Make a call, on trio. `attempt`: None if it is not durable. `on_account` gets the call's account at
-        once. Raises nothing but Cancelled."""
+        """Make a call, on trio. `attempt`: None if it is not durable. `on_ask` is awaited before the plugin is
+        asked. Raises nothing but Cancelled."""
         ...
 
     async def logs(self, offer: Offer) -> str:
@@ -164,10 +164,9 @@ class RosterShelf:
         caller: str,
         attempt: int | None,
         on_progress: OnProgress,
-        on_account: OnAccount,
+        on_ask: OnAsk,
     ) -> Performed:
-        with open_account() as account:
-            on_account(account)
+        with open_account(on_ask) as account:
             done = await self._perform(offer, call, caller, attempt, on_progress)
         return done._replace(asked=account.asked is not None)
 

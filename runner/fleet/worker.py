@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import nats.errors
 import nats.js.errors
+import trio
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
@@ -37,7 +38,6 @@ from runner.outcome import Outcome
 from runner.serve.alerts import Alerts
 from runner.serve.desk import CallAnswer
 from runner.serve.refusal import STATUS, outcome_error
-from runner.session.account import CallAccount
 from sandbox.speed.value import NamedTuple
 
 _BEGIN_SECONDS = 60.0  # for servers that do not answer yet
@@ -86,7 +86,7 @@ class _Running:
         self.reply = reply  # where somebody waits
         self.inner: asyncio.Task[Performed] | None = None
         self.ended_by: Outcome | None = None  # why it was cancelled
-        self.account: CallAccount | None = None  # None: nothing was begun
+        self.asked = False  # the plugin
         self.reported = 0  # pieces of progress
 
     def cancel(self, why: Outcome) -> None:
@@ -675,11 +675,14 @@ class FleetWorker:
         if call.seconds is not None:
             call = call._replace(seconds=max(0.0, min(call.seconds, call.deadline - self._clock.now())))
 
-        def on_account(account: CallAccount) -> None:
-            running.account = account
+        async def on_ask(_: float) -> None:  # on trio
+            # In this order: either whoever cancels the call sees that the plugin is asked, or it is not asked.
+            running.asked = True
+            if running.ended_by is not None:
+                await trio.sleep_forever()  # the cancellation is on its way
 
         running.inner = loop.create_task(
-            self._thread.on_trio(self._shelf.perform, offer, call, user, attempt, on_progress, on_account)
+            self._thread.on_trio(self._shelf.perform, offer, call, user, attempt, on_progress, on_ask)
         )
         if running.ended_by is not None:
             running.inner.cancel()
@@ -690,8 +693,7 @@ class FleetWorker:
                 raise  # this task itself is cancelled
             outcome = running.ended_by or _DRAINED
             answer = CallAnswer(STATUS[outcome.code], outcome_error(outcome, id=call.id))
-            asked = running.account is not None and running.account.asked is not None
-            done = Performed(answer, outcome, asked=asked)
+            done = Performed(answer, outcome, asked=running.asked)
         self._judge_node(done.outcome)
         if done.outcome.code == "quarantined":
             done = done._replace(answer=self._named(done.answer))

@@ -14,13 +14,12 @@ from runner.fleet.client import FleetClient, FleetPlugin, new_call, open_client
 from runner.fleet.connection import connect, read_address
 from runner.fleet.crossing import AsyncioThread, end_tasks, open_asyncio_thread
 from runner.fleet.messages import FleetCall
-from runner.fleet.shelf import Hold, Offer, OnAccount, OnProgress, Performed
+from runner.fleet.shelf import Hold, Offer, OnAsk, OnProgress, Performed
 from runner.fleet.worker import FleetWorker, WorkerOptions
 from runner.ledger.retry import Schedule
 from runner.outcome import Outcome
 from runner.serve.desk import CallAnswer
 from runner.serve.refusal import STATUS, outcome_error
-from runner.session.account import CallAccount
 
 _ACT_SECONDS = 120
 QUICK = Schedule(attempts=3, first_seconds=0.01, jitter=0.0)
@@ -41,6 +40,7 @@ class Functions:
         self.outcome: Outcome | None = None
         self.fate: Any = "ended"
         self.asks = True  # its plugin
+        self.before_asking: Callable[[], object] = lambda: None
 
     @property
     def plugin(self) -> FleetPlugin:
@@ -69,11 +69,11 @@ class Functions:
         caller: str,
         attempt: int | None,
         on_progress: OnProgress,
-        on_account: OnAccount,
+        on_ask: OnAsk,
     ) -> Performed:
-        self.account = CallAccount()
-        self.account.asked = 1.0 if self.asks else None
-        on_account(self.account)
+        self.before_asking()
+        if self.asks:
+            await on_ask(1.0)
         self.ran.append((call.tool, attempt))
         self.at_once += 1
         self.most_at_once = max(self.at_once, self.most_at_once)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import secrets
+import threading
 import time
 from collections import OrderedDict
 from typing import Any
@@ -281,6 +282,30 @@ def test_a_key_is_free_until_its_plugin_was_asked(bus: Bus, monkeypatch: pytest.
             await it.client.submit(plain.plugin, held._replace(input=3))
             assert (await it.until(lambda: _answer(it, "gone")))["value"][2] == 3
         assert any("free is a dead letter: it has no interpreter" in each for each in it.said), it.said
+
+    inside(bus.url, act)
+
+
+def test_a_call_that_was_freed_while_its_plugin_starts_is_not_made(bus: Bus) -> None:
+    async def act(it: Inside) -> None:
+        plain, starts, goes_on = shelf(), threading.Event(), threading.Event()
+
+        def start() -> None:  # trio hears of nothing meanwhile
+            starts.set()
+            assert goes_on.wait(60)
+
+        plain.before_asking = start
+        async with it.worker(plain, "starting"):
+            call = new_call("plain", "pay", 1, call="early")
+            await it.client.submit(plain.plugin, call)
+            await it.until(starts.is_set)
+            await it.client.cancel("early")
+            assert (await it.client.wait_for(call)).document["error"]["code"] == "cancelled"
+            entry = await it.client.result("early")
+            assert entry is not None and entry.free_since
+            goes_on.set()
+            assert (await it.durable(plain, "pay", 2, call="early")).document["value"][2] == 2
+            assert plain.ran == [("pay", 1)]
 
     inside(bus.url, act)
 
