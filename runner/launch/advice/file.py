@@ -38,8 +38,13 @@ MOST_CHARACTERS = 1000  # of one line
 MOST_FILES = 200  # servers; those that were told nothing for longest go first
 _MOST_BYTES = 1 << 20  # ASCII: six bytes for a character at most
 
-# Values that advice has to name: a path, and a host with its port. Tokens are not written so.
-_PLACE = re.compile(r"[/~].*|(?:localhost|[a-z0-9-]{1,63}(?:\.[a-z0-9-]{1,63})+)(?::[0-9]{1,5})?", re.DOTALL)
+# Values that advice has to name: a path, and a host with its port. Some tokens begin with a slash, too, or
+# have dots: a part that looks drawn at random is no folder's name, and the last part of a host's is a word.
+_PLACE = re.compile(
+    r"[/~][^\n]*"
+    r"|(?:localhost|(?:[a-z0-9-]{1,63}\.)+[a-z]{2,24}|(?:[0-9]{1,3}\.){3}[0-9]{1,3})(?::[0-9]{1,5})?"
+)
+_RANDOM = re.compile(r"(?:/|\A~)(?=[^/]*[a-z])(?=[^/]*[A-Z])(?=[^/]*[0-9])[^/]{16}")
 _PASSWORD = re.compile(r"://[^/@\s:]*:([^/@\s]+)@")
 
 
@@ -89,7 +94,7 @@ class AdviceFile:
         """Leave these values out of the lines that follow. Those of less than four characters stay: they are
         words like "1"."""
         found = {each for value in values for each in (value, *_PASSWORD.findall(value))}
-        found = {each for each in found if len(each) >= _SHORTEST and not _PLACE.fullmatch(each)}
+        found = {each for each in found if len(each) >= _SHORTEST and not _is_place(each)}
         if found <= self._values:
             return
         self._values |= found
@@ -138,6 +143,10 @@ class AdviceFile:
                 self._written = start
                 if is_new:
                     _remove_oldest(directory)
+
+
+def _is_place(value: str) -> bool:
+    return _PLACE.fullmatch(value) is not None and (not _RANDOM.search(value) or os.path.lexists(value))
 
 
 def _remove_oldest(directory: int) -> None:

@@ -53,6 +53,9 @@ VALUES = (
     "/data/db.sqlite",
     "db.example.com:5432",
     "postgres://u:pass-word@h/db",
+    "/8Kx0qWbT3vLm9ZrYc5Nd+Hs7Ue2Fa",
+    "1000.8f0e4d1c.77aa93b0c5d2",
+    "10.0.0.7:5432",
 )
 CUT = "c" * 295
 
@@ -67,6 +70,10 @@ CUT = "c" * 295
         ("exit 1", "pass-word", ("exit 1", "| [secret]")),
         # What advice has to name.
         ("--write /data/db.sqlite --net db.example.com:5432", "", None),
+        ("--net 10.0.0.7:5432", "", None),
+        # Tokens that begin as a path does, or have dots.
+        ("/8Kx0qWbT3vLm9ZrYc5Nd+Hs7Ue2Fa", "", ("[secret]",)),
+        ("1000.8f0e4d1c.77aa93b0c5d2", "", ("[secret]",)),
         # Nothing is cut before it was searched.
         (None, f"long-token-1{CUT}", (f"| cret]{CUT}",)),
     ],
@@ -82,7 +89,7 @@ def test_values_are_left_out(
 
 def test_a_value_that_is_made_for_it_is_searched_in_time(tmp_path: Path) -> None:
     start = make(tmp_path)
-    start.conceal(["://" + ":" * 100_000, "a." * 50_000, "://" * 30_000])
+    start.conceal(["://" + ":" * 100_000, "a." * 50_000, "://" * 30_000, "~" * 100_000, "/aA" * 50_000])
     start.add(["told"], "x")
     assert lines(tmp_path) == [("told", "| x")]
 
