@@ -92,8 +92,8 @@ class PluginShelf(Protocol):
         on_progress: OnProgress,
         on_ask: OnAsk,
     ) -> Performed:
-        """Make a call, on trio. `attempt`: None if it is not durable. `on_ask` is awaited before the plugin is
-        asked. Raises nothing but Cancelled."""
+        """Make a call, on trio. `attempt`: None if it is not durable. `on_ask` is awaited before the plugin
+        is asked. Raises nothing but Cancelled."""
         ...
 
     async def logs(self, offer: Offer) -> str:

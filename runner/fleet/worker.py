@@ -676,7 +676,7 @@ class FleetWorker:
             call = call._replace(seconds=max(0.0, min(call.seconds, call.deadline - self._clock.now())))
 
         async def on_ask(_: float) -> None:  # on trio
-            # In this order: either whoever cancels the call sees that the plugin is asked, or it is not asked.
+            # In this order: either who cancels the call sees that the plugin is asked, or it is not asked.
             running.asked = True
             if running.ended_by is not None:
                 await trio.sleep_forever()  # the cancellation is on its way
