@@ -74,20 +74,27 @@ def open_overlay(state_dir: str, name: str, uid: int, gid: int) -> Iterator[Open
 
 
 def _make(above: int, name: str, mode: int, stack: ExitStack, owner: tuple[int, int] | None = None) -> int:
-    """Open a folder, which is made if it is missing. `owner`: the plugin; it may have changed the mode."""
-    made = False
+    """Open a folder, which is made if it is missing. `owner`: the plugin; it may have changed the mode.
+
+    Another launch may be making it at this moment, or was killed when it had made half of it."""
+    is_new = False
     with suppress(FileExistsError):
         os.mkdir(name, 0o700, dir_fd=above)
-        made = True
+        is_new = True
     fd = os.open(name, _FOLDER, dir_fd=above)
     stack.callback(os.close, fd)
     status, here = os.fstat(fd), f"/proc/self/fd/{fd}"
-    if owner is not None and made and owner[0] != status.st_uid:
+    if owner is None:
+        if stat.S_IMODE(status.st_mode) != mode:
+            os.chmod(here, mode)
+        return fd
+    if owner[0] != status.st_uid:
+        if status.st_uid != os.geteuid() or os.listdir(here):
+            was = f"what it changed there belongs to uid {status.st_uid}, and it has uid {owner[0]} now"
+            raise OverlayRefused(f"{was}; `runner state remove` removes that with its state")
         os.chown(here, *owner)
-    elif owner is not None and owner[0] != status.st_uid:
-        was = f"what it changed there belongs to uid {status.st_uid}, and it has uid {owner[0]} now"
-        raise OverlayRefused(f"{was}; `runner state remove` removes that with its state")
-    if made:
+        is_new = True
+    if is_new:
         os.chmod(here, mode)
     elif status.st_mode & 0o700 != 0o700:
         os.chmod(here, stat.S_IMODE(status.st_mode) | 0o700)

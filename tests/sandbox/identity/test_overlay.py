@@ -56,6 +56,15 @@ def test_changes_of_another_uid_are_not_used(state: Path) -> None:
         assert os.listdir(f"/proc/self/fd/{held.upper}") == ["new"]
 
 
+def test_what_a_killed_launch_made_by_half_is_used(state: Path) -> None:
+    folder = Path(host_side(str(state)), "overlays/a")
+    for each in (folder.parents[2], folder.parents[1], folder.parents[0], folder, folder / "upper"):
+        each.mkdir(mode=0o700)
+    plugin = (OWN[0] + 1, OWN[1]) if OWN[0] == 0 else OWN  # only root's plugin has another uid
+    with open_overlay(str(state), "a", *plugin) as held:
+        assert os.fstat(held.upper).st_uid == plugin[0] and folder.stat().st_mode & 0o777 == 0o711
+
+
 def test_a_link_in_their_place_is_not_followed(state: Path, tmp_path: Path) -> None:
     with open_overlay(str(state), "a", *OWN) as held:
         os.mkdir("new", dir_fd=held.upper)
