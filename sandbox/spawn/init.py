@@ -40,6 +40,7 @@ from sandbox.speed.value import NamedTuple
 
 _CLONE_NEWNS = 0x00020000
 _CLONE_INTO_CGROUP = 0x200000000
+_FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MS_NOSUID = 0x2
 _MS_NODEV = 0x4
 _MS_NOEXEC = 0x8
@@ -199,14 +200,18 @@ def _mount_overlays(order: SpawnOrder, libc: Libc) -> None:
     first = len(order.folders) + len(order.mounts) + len(order.binds)
     for number, each in enumerate(order.overlays, first):
         os.mkdir(folder_path(number))
-        changes = folder_path(each.changes)
+        # Overlayfs would follow a link that was put in their place, before the cage confines anything.
+        changes = os.open(folder_path(each.changes), _FOLDER)
+        upper, work = (os.open(name, _FOLDER, dir_fd=changes) for name in ("upper", each.work))
         options = (
             f"userxattr,index=off,lowerdir={folder_path(each.lower)},"
-            f"upperdir={changes}/upper,workdir={changes}/{each.work}"
+            f"upperdir=/proc/self/fd/{upper},workdir=/proc/self/fd/{work}"
         )
         flags = _MS_NOSUID | _MS_NODEV
         if libc.mount(b"overlay", folder_path(number).encode(), b"overlay", flags, options.encode()) < 0:
             raise OSError(get_errno(), "")
+        for fd in (changes, upper, work):
+            os.close(fd)
 
 
 def _guard(libc: Libc, guard: GuardOrder) -> None:

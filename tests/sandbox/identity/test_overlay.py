@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from sandbox.cell.overlay import OverlaidFolder, add_parts, overlay_orders
+from sandbox.doctor.trial import run_spawned
 from sandbox.identity.host_side import host_side
 from sandbox.identity.overlay import OverlayRefused, open_overlay
+from sandbox.spawn.order import OVERLAY, folder_path
 
 OWN = os.geteuid(), os.getegid()
 
@@ -73,3 +78,49 @@ def test_a_link_in_their_place_is_not_followed(state: Path, tmp_path: Path) -> N
     (folder / "upper").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(NotADirectoryError), open_overlay(str(state), "a", *OWN):
         pass
+
+
+@pytest.mark.launches
+def test_a_link_in_the_place_of_a_layer_is_not_followed(plugin_dir: Path) -> None:
+    """Another program of the caller may write beside a state directory that was chosen, also meanwhile."""
+    plugin = (65534, 65534) if OWN[0] == 0 else OWN
+    lower, changes, aim = plugin_dir / "lower", plugin_dir / "changes", plugin_dir / "aim"
+    layers = [folder / name for folder in (changes, aim) for name in ("upper", "work")]
+    for folder in (lower, changes, aim, *layers):
+        folder.mkdir()
+        os.chown(folder, *plugin)
+    opened = [os.open(path, os.O_PATH | os.O_DIRECTORY) for path in (lower, changes)]
+
+    def mount() -> tuple[str, int]:
+        with ExitStack() as stack:
+            mounts: dict[str, tuple[int, bool]] = {}
+            binds: dict[str, tuple[int, str]] = {}
+            folder = OverlaidFolder("/x", (opened[0], str(lower)), (opened[1], str(changes)), "work")
+            add_parts(stack, [folder], plugin if OWN[0] == 0 else None, mounts, binds)
+            order = overlay_orders([folder], [*mounts, *binds])
+            run = run_spawned(
+                ("/bin/sh", "-c", f": > {folder_path(2)}/new"),
+                uid=plugin[0] if OWN[0] == 0 else None,
+                mounts=tuple(mounts.values()),
+                binds=tuple(binds.values()),
+                overlays=order,
+            )
+        return run.stage, run.number
+
+    try:
+        if (control := mount())[0] == OVERLAY:
+            pytest.skip(f"this machine mounts no overlay: {control}")
+        assert os.listdir(changes / "upper") == ["new"]
+        changes.rename(plugin_dir / "aside")
+        changes.mkdir(mode=0o711)
+        os.close(opened.pop())
+        opened.append(os.open(changes, os.O_PATH | os.O_DIRECTORY))
+        for name in ("upper", "work"):
+            (changes / name).symlink_to(aim / name)
+        assert mount() == (OVERLAY, errno.ENOTDIR)
+        assert os.listdir(aim / "upper") == []
+    finally:
+        for each in plugin_dir.glob("*/work/work"):  # for whoever removes it
+            each.chmod(0o700)
+        for fd in opened:
+            os.close(fd)
