@@ -329,12 +329,15 @@ def open_disk_meter(
             amount = format_limit("disk", limit)
             message = f"{meter.where} already holds more than the disk limit of {amount}"
             hint = f"delete files there, or {raise_hint('disk')}"
-            if meter.where in overlaid:
-                message = f"what it changed in {meter.where} takes more than the disk limit of {amount}"
-                hint = f"remove that, with its state (runner state remove), or {raise_hint('disk')}"
             if meter.why:
                 message = f"what {meter.where} holds cannot be measured, for its disk limit: {meter.why}"
                 hint = "let the runner read all of it, or choose another folder"
+            if meter.where in overlaid:
+                why = "cannot be measured, for its disk limit" if meter.why else "takes more than"
+                why += f": {meter.why}" if meter.why else f" the disk limit of {amount}"
+                message = f"what it changed in {meter.where} {why}"
+                hint = "remove that, with its state (runner state remove)"
+                hint += "" if meter.why else f", or {raise_hint('disk')}"
             raise Failure(Outcome("policy_denied", "plan", message, "disk", hint), EXEC_REFUSED)
         yield meter
     finally:

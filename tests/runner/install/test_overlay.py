@@ -226,6 +226,9 @@ def test_what_it_changes_counts_as_its_disk(stored: Stored) -> None:
         stored.run("two", FREE)
     refused = stored.caller("exec", "--limit", "disk=16M", *stored.options("one"), "--", "")
     assert refused.returncode == 126 and "runner state remove" in refused.stderr
+    stored.run("one", FREE + "\nos.makedirs(here + '/data' + '/d' * 210)")
+    refused = stored.caller("exec", "--limit", "disk=16M", *stored.options("one"), "--", "")
+    assert "200 directories deep" in refused.stderr and "runner state remove" in refused.stderr
 
 
 def test_without_an_overlay_it_is_read_only_and_a_line_says_why(stored: Stored, tmp_path: Path) -> None:
