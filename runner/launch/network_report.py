@@ -11,6 +11,7 @@ from sandbox.network.audit import AuditLog
 from sandbox.network.egress import LOOPBACK, NO_NETWORK, NOT_LISTED, OWN_LOOPBACK, AuditLine
 from sandbox.network.own_ports import served_ports
 from sandbox.network.rules import LOCALHOST, parse_rule
+from sandbox.policy.policy import is_loopback
 from sandbox.spec import Note
 from sandbox.speed.typed import Callable, Iterable
 
@@ -164,13 +165,16 @@ def refused_host(line: AuditLine) -> RefusedHost:
             )
             return RefusedHost(message, _rule(own))
         return RefusedHost(message, _rule(_address(line)) if line.reason == NOT_LISTED else "")
+    rule = _rule(f"{line.name}:443")
     # The plugin may have chosen any text for a name, also one that reads like a sentence of ours.
-    asked = f"the plugin asked for the host {line.name if _rule(f'{line.name}:443') else quoted(line.name)}"
+    asked = f"the plugin asked for the host {line.name if rule else quoted(line.name)}"
+    if rule and is_loopback(rule):
+        rule = ""  # which port it wanted is not known, and this machine may have a server on 443
     if line.reason == NO_NETWORK:
-        return RefusedHost(f"{asked}, and it has no network", _rule(f"{line.name}:443"))
+        return RefusedHost(f"{asked}, and it has no network", rule)
     if line.reason != NOT_LISTED:  # no entry of the list would allow it
         return RefusedHost(f"{asked}, which was refused: it {line.reason}")
-    return RefusedHost(f"{asked}, which {NOT_LISTED}", _rule(f"{line.name}:443"))
+    return RefusedHost(f"{asked}, which {NOT_LISTED}", rule)
 
 
 def _rule(text: str) -> str:
