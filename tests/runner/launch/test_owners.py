@@ -221,7 +221,7 @@ def test_a_folder_everybody_may_write(plugins: Plugins) -> None:
     assert plugins.states() == []  # to explain changes nothing
     assert plugins.run(manifest, f"text('{data}/x', 'one')") == ["one"]
     status = (data / "x").stat()
-    assert (status.st_uid, status.st_mode & 0o777) == (owned["uid"], 0o600)
+    assert (status.st_uid, status.st_mode & 0o777) == (owned["uid"], 0o644)
     assert plugins.run(manifest, f"text('{data}/x', 'two')") == ["onetwo"]
     assert plugins.run(other, f"text('{data}/x')", f"text('{data}/y', 'y')") == ["EACCES", "y"]
     assert (data / "y").stat().st_uid != owned["uid"]

@@ -329,7 +329,8 @@ def test_check_takes_a_known_manifest_and_looks_at_its_files(
     manifest = tmp_path / "nexo-plugin.toml"
     manifest.write_text(f'{NEXO}[plugin.entrypoint]\ncommand = "./program"\n')
     program = tmp_path / "program"
-    program.touch(0o755)
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
     [first] = load_all(str(manifest))
     assert first.plugin is not None and len(stored(folder)) == 1
 

@@ -358,7 +358,8 @@ def test_only_load_all_checks_the_files_beside_the_manifest(
         [checked] = load_all(str(path))
         assert rules(checked) == ["process_command_missing"]
         assert contract_of(load(str(path))) == "rune"
-    (tmp_path / "x").touch(0o755)
+    (tmp_path / "x").write_text("#!/bin/sh\n")
+    (tmp_path / "x").chmod(0o755)
     [checked] = load_all(str(path))
     assert contract_of(checked) == "rune" and checked.diagnostics == ()
 
