@@ -323,7 +323,7 @@ def _undo_gateway(args: argparse.Namespace) -> int:
 
 
 def _approved(file: str, config: Configuration) -> list[str]:
-    """The names of servers that the person allowed something before: `runner wrap` after --undo."""
+    """The labels of servers that the person allowed something before: `runner wrap` after --undo."""
     from contextlib import suppress
 
     from runner.approvals.files import list_records
@@ -333,7 +333,7 @@ def _approved(file: str, config: Configuration) -> list[str]:
     with suppress(ApprovalsUnusable):  # a start says so
         found = [each.record.key for each in list_records(os.environ) if each.record is not None]
         known = {(key.id, key.scope) for key in found if key.file == file}
-        return [each.name for each in config.servers if (run_name(each.name), each.scope) in known]
+        return [each.label for each in config.servers if (run_name(each.name), each.scope) in known]
     return []
 
 
@@ -512,14 +512,14 @@ def _confirm(path: str) -> int | None:
 def _tell_next(
     given: str, config: Configuration, steps: tuple[Step, ...], allowed: Sequence[str] = ()
 ) -> None:
-    """`allowed`: names of servers that have a yes already."""
+    """`allowed`: labels of servers that have a yes already."""
     from itertools import chain
     from shlex import join
 
     file = given if not given.startswith("-") else config.path
     wrapped = [step.server for step in steps if step.does in ("wrap", "rewrap")]
     new = (step.server for step in steps if step.does == "wrap")
-    for server in (each for each in new if each.name not in allowed):
+    for server in (each for each in new if each.label not in allowed):
         words, label = _words_of(config, server), printable(server.label)
         command = ("runner", "allow", file, "--server", server.label)
         if named := [each for each in words.named() if not each.missing]:
