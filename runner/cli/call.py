@@ -126,8 +126,11 @@ def advice(message: str) -> str:
     """A hint for a command line that argparse refuses."""
     if message.endswith("required: NAME"):
         return "NAME says what to call; runner tools MANIFEST lists what can be called"
-    if message.startswith("unrecognized arguments: ") and _looks_like_json(message.split(": ", 1)[1]):
+    words = message.removeprefix("unrecognized arguments: ")
+    if words != message and _looks_like_json(words):
         return "the input goes behind --input"
+    if words != message and not words.startswith("-") and "=" in words:
+        return """the input goes behind --input, as JSON: --input '{"KEY": "VALUE"}'"""
     return ""
 
 

@@ -56,6 +56,14 @@ def add_streams(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def advice(message: str) -> str:
+    """A hint for a command line that argparse refuses."""
+    words = message.removeprefix("unrecognized arguments: ")
+    if words == message or words.startswith("-"):
+        return ""
+    return "the plugin's arguments go behind --; a command without a manifest: runner run -- COMMAND"
+
+
 def run(args: argparse.Namespace) -> int:
     return launch(args, NAME)
 

@@ -135,10 +135,13 @@ def judge_end(end: End, limits: Limits, planned: Planned | None = None) -> tuple
     """What an ending means, and the exit status `runner exec` passes on."""
     if end.exit.code == 0 and _is_unremarkable(end):
         return GOOD, 0
+    from runner.launch.command import wrapped_entry
     from runner.launch.verdict import judge
 
     # Asked only now: to read the decision of a stored plan takes as long as half a launch.
-    return judge(end, limits, () if planned is None else planned.grant.decided_by)
+    if planned is None:
+        return judge(end, limits)
+    return judge(end, limits, planned.grant.decided_by, wrapped_entry(planned.invocation.command))
 
 
 def _is_unremarkable(end: End) -> bool:

@@ -40,6 +40,13 @@ def environ_of_host(command: Command | None, environ: Mapping[str, str]) -> Mapp
     return environ if command is None or command.host_environ is None else command.host_environ
 
 
+def wrapped_entry(command: Command | None) -> str:
+    """The entry that `runner wrap` wrote and a host starts, for a sentence; '': it is none."""
+    if command is None or command.host_environ is None:
+        return ""
+    return f"the args of {command.name} in {command.file}"
+
+
 def environ_of_places(plugin: Plugin, environ: Mapping[str, str]) -> Mapping[str, str]:
     """The environment that says where approvals and state of the plugin are. For an entry that `runner wrap`
     wrote, no variable of the caller's says that: its host's runner (`--wrapped`) does not see them."""

@@ -36,8 +36,14 @@ _FILTERED = Outcome(
 DecidedBy = Iterable[tuple[str, str]]  # of a Grant
 
 
-def raise_hint(limit: str, decided_by: DecidedBy = ()) -> str:
-    """The hint that says how to raise a limit: where it was set."""
+def raise_hint(limit: str, decided_by: DecidedBy = (), entry: str = "") -> str:
+    """The hint that says how to raise a limit: where it was set. `entry`: the wrapped entry that the plugin
+    is started by, whose command line nobody types."""
+    if entry:
+        words = f'"--limit", "{limit}=…"'
+        return (
+            f'raise the {limit} limit, up to the policy\'s ceiling: write {words} in front of "--" in {entry}'
+        )
     if dict(decided_by).get(limit) == "manifest":  # the lowest decides, so an option would not raise it
         return f"raise the {limit} limit in its manifest or entry, up to the policy's ceiling"
     return f"raise the {limit} limit with --limit {limit}=…, up to the policy's ceiling"
@@ -64,9 +70,9 @@ TIMEOUT = Outcome(
 )
 
 
-def judge(end: End, limits: Limits, decided_by: DecidedBy = ()) -> tuple[Outcome, int]:
+def judge(end: End, limits: Limits, decided_by: DecidedBy = (), entry: str = "") -> tuple[Outcome, int]:
     """The Outcome of an end, and the exit status of `runner exec`. The first cause counts. `decided_by`: who
-    set each limit."""
+    set each limit. `entry`: see raise_hint."""
     code = end.exit.code
     status = code if code is not None else 128 + _SIGKILL
     hits = limits_hit(end, limits)
@@ -74,7 +80,7 @@ def judge(end: End, limits: Limits, decided_by: DecidedBy = ()) -> tuple[Outcome
         # Independent of the exit code: the kernel may have killed a child without the program noticing.
         message = f"the plugin ran out of memory: its limit is {amount_of('memory', limits)}"
         message += f" ({end.detail})" if end.limit == "memory" and end.detail else ""
-        return Outcome("crashed", "run", message, "oom", raise_hint("memory", decided_by)), status
+        return Outcome("crashed", "run", message, "oom", raise_hint("memory", decided_by, entry)), status
     if end.exit.counters.oom_kills:
         message = "the plugin was killed because the machine, or a group around the runner, ran out of memory"
         return Outcome("crashed", "run", message, "oom", _AROUND_HINT), status
@@ -107,7 +113,7 @@ def judge(end: End, limits: Limits, decided_by: DecidedBy = ()) -> tuple[Outcome
         message = f"the plugin exceeded its {end.limit} limit of {amount_of(end.limit, limits)}"
         message += f" ({end.detail})" if end.detail else ""
         cause = {"output_lines": "output", "memory": "oom"}.get(end.limit, end.limit)
-        outcome = Outcome("crashed", "run", message, cause, raise_hint(end.limit, decided_by))
+        outcome = Outcome("crashed", "run", message, cause, raise_hint(end.limit, decided_by, entry))
         return outcome, 128 + _SIGKILL if end.forced else status
     if end.reason == "launch" and code in (
         None,
@@ -122,7 +128,7 @@ def judge(end: End, limits: Limits, decided_by: DecidedBy = ()) -> tuple[Outcome
             outcome = outcome._replace(code="timeout", message=message)
         return outcome, EXEC_DEADLINE
     if end.reason == "deadline":
-        return TIMEOUT._replace(hint=raise_hint("deadline", decided_by)), EXEC_DEADLINE
+        return TIMEOUT._replace(hint=raise_hint("deadline", decided_by, entry)), EXEC_DEADLINE
     if end.reason == "caller_died":
         return Outcome(
             "cancelled", "run", "the process that started the runner has ended", "caller_died"

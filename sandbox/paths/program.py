@@ -311,7 +311,8 @@ def _find_program(command: str, directory: str, search: _ProgramSearch) -> tuple
     if not look.lexists(path):
         raise ProgramFault(
             f"{command} does not exist" + ("" if command.startswith("/") else f" in {directory}"),
-            f"correct the command; a relative path starts at {directory}",
+            "correct the command"
+            + ("" if command.startswith("/") else f"; a relative path starts at {directory}"),
             found=False,
         )
     if not (manager := shims.manager_of(path)):

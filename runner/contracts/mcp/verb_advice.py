@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -77,6 +78,12 @@ def run(args: argparse.Namespace) -> int:
             say("There are no servers.", sys.stdout)
         if config is not None:
             say(log_sentence(host, log), sys.stdout)
+            place = next((path for each in config.servers for path in _gateway_paths(each)), args.file)
+            again = printable(shlex.join(("runner", "call", place, "--server", "NAME", "TOOL")))
+            say(
+                f"What a server answers to its host is not read. To see advice about an error there: {again}",
+                sys.stdout,
+            )
     for fault in faults:
         say(printable(f"runner advice: {fault}"))
     return _UNREADABLE if faults else EXIT["ok"]
@@ -140,7 +147,7 @@ def _print(found: list[tuple[str, tuple[ToldStart, ...]]]) -> None:
             for line in start.lines:
                 say(f"  {printable(line)}", sys.stdout)
     if silent := [printable(name) for name, starts in found if not starts]:
-        told = "no start was refused anything, and none failed"
+        told = "no start was seen to lack anything, and none failed"
         say(f"Nothing is kept about {', '.join(silent)}: {told}, or none was made yet.", sys.stdout)
 
 

@@ -164,7 +164,7 @@ def _change(args: argparse.Namespace) -> int:
 
         backup, _ = file.replace(change, backups_folder(os.environ))
         _put(f"Changed {printable(file.path)}. As it was before: {printable(backup)}")
-        _tell_next(args.file, before, steps)
+        _tell_next(args.file, before, steps, _approved(file.path, before))
     return fetched
 
 
@@ -322,6 +322,21 @@ def _undo_gateway(args: argparse.Namespace) -> int:
     return EXIT["ok"]
 
 
+def _approved(file: str, config: Configuration) -> list[str]:
+    """The labels of servers that the person allowed something before: `runner wrap` after --undo."""
+    from contextlib import suppress
+
+    from runner.approvals.files import list_records
+    from runner.approvals.record import ApprovalsUnusable
+    from runner.contracts.mcp.hosts.wrapping import run_name
+
+    with suppress(ApprovalsUnusable):  # a start says so
+        found = [each.record.key for each in list_records(os.environ) if each.record is not None]
+        known = {(key.id, key.scope) for key in found if key.file == file}
+        return [each.label for each in config.servers if (run_name(each.name), each.scope) in known]
+    return []
+
+
 def _keep_approvals(file: str, moved_to: str, names: Sequence[str]) -> list[str]:
     """What the person allowed a server holds in its new place too. Returns the names of these servers.
     `moved_to`: empty if there is no new place; then what was allowed for the old one is removed."""
@@ -419,7 +434,9 @@ def _tell(
                 text = f"stays as it is: it {printable(step.reason)}"
         if step.fetches is not None and step.does != "leave":
             text += f"; {step.fetches} is fetched before that"
-        missing = _words_of(config, step.server).missing() if step.does in ("wrap", "rewrap") else ()
+        missing: tuple[str, ...] = ()
+        if step.does in ("wrap", "rewrap"):
+            missing = _words_of(config, step.server).missing(fetched=step.fetches is not None)
         say("; ".join((f"  {name}: {text}", *step.notes, *missing)), sys.stdout)
 
 
@@ -441,8 +458,9 @@ class _EntryWords(NamedTuple):
         args = self.argv[2 if script_of(self.argv) else 1 :]
         return named_paths(args, self.env, rules=self.rules, project=self.project, home=self.home)
 
-    def missing(self) -> tuple[str, ...]:
-        """What it names that does not exist, each as a part of a sentence."""
+    def missing(self, *, fetched: bool = False) -> tuple[str, ...]:
+        """What it names that does not exist, each as a part of a sentence. `fetched`: its packages will be
+        stored before it starts, and a stored program needs no npx or uvx."""
         from runner.contracts.mcp.installed import is_stored
         from runner.contracts.mcp.named_paths import missing_program
 
@@ -454,7 +472,8 @@ class _EntryWords(NamedTuple):
             project=self.project,
             home=self.home,
         )
-        found = [f"WARNING: {told}: {hint}"] if told and not is_stored(self.argv, os.environ) else []
+        stored = fetched or is_stored(self.argv, os.environ)
+        found = [f"WARNING: {told}: {hint}"] if told and not stored else []
         found += [f"WARNING: there is no {each.missing}" for each in self.named() if each.missing]
         return tuple(dict.fromkeys(map(printable, found)))
 
@@ -493,14 +512,14 @@ def _confirm(path: str) -> int | None:
 def _tell_next(
     given: str, config: Configuration, steps: tuple[Step, ...], allowed: Sequence[str] = ()
 ) -> None:
-    """`allowed`: names of servers that have a yes already."""
+    """`allowed`: labels of servers that have a yes already."""
     from itertools import chain
     from shlex import join
 
     file = given if not given.startswith("-") else config.path
     wrapped = [step.server for step in steps if step.does in ("wrap", "rewrap")]
     new = (step.server for step in steps if step.does == "wrap")
-    for server in (each for each in new if each.name not in allowed):
+    for server in (each for each in new if each.label not in allowed):
         words, label = _words_of(config, server), printable(server.label)
         command = ("runner", "allow", file, "--server", server.label)
         if named := [each for each in words.named() if not each.missing]:

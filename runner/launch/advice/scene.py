@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from runner.launch.command import wrapped_entry
 from runner.launch.verdict import amount_of, raise_hint
 from sandbox.paths.mounts import join
 from sandbox.policy.policy import ApprovalRule, Policy
@@ -117,7 +118,9 @@ def scene_of(planned: Planned, environ: Mapping[str, str], hosts: tuple[RefusedH
         allow=_allow(planned),
         process_limits=tuple(
             ProcessLimit(
-                name, amount_of(name, planned.grant.limits), raise_hint(name, planned.grant.decided_by)
+                name,
+                amount_of(name, planned.grant.limits),
+                raise_hint(name, planned.grant.decided_by, wrapped_entry(planned.invocation.command)),
             )
             for name in ("memory", "pids")
             if name in planned.limits.fallbacks
@@ -147,11 +150,16 @@ def _writable(planned: Planned) -> Iterator[str]:
 
 
 def _mentions(planned: Planned) -> Iterator[Mention]:
+    from sandbox.paths.program import script_of
     from sandbox.plan.mentions import words_of
 
-    count = 0
+    count, script = 0, script_of(planned.plan.argv)
+    if os.path.lexists(script):
+        script = ""
     for option, name, word in words_of(planned.plan.argv[1:], planned.grant.env):
         if name in _UNTOLD or not word or len(word) > _LONGEST_WORD or "\0" in word or "://" in word:
+            continue
+        if word == script:  # which is missing: an interpreter does not want to write it
             continue
         yield Mention(f"its variable {name}" if name else f"its argument {option}".rstrip(), word)
         count += 1

@@ -101,6 +101,8 @@ def test_the_example_is_right(verb: str) -> None:
         (("completion", "csh"), "csh"),
         (("contracts", "--format", "yaml"), "--format"),
         (("contracts", "nexo"), "unrecognized arguments: nexo"),
+        (("exec", "python3", "server.py"), "a command without a manifest: runner run -- COMMAND"),
+        (("call", "x", "y", "name=z"), "the input goes behind --input, as JSON"),
         (("new",), "required: CONTRACT, DIR"),
         (("new", "nexo"), "required: DIR"),
         (("new", "nexoo", "x"), "did you mean 'nexo'?"),

@@ -188,5 +188,6 @@ BREACH: Any = type("B", (), {"violation": VIOLATION, "phase": "call"})
 def test_the_short_judgement_is_the_long_one(end: End) -> None:
     limits = Limits(memory=1 << 30, disk=1 << 20, launch=1.0, deadline=2.0, pids=3)
     by = (("memory", "manifest"),)
-    planned: Any = SimpleNamespace(grant=SimpleNamespace(decided_by=by))
+    invocation = SimpleNamespace(command=None)
+    planned: Any = SimpleNamespace(grant=SimpleNamespace(decided_by=by), invocation=invocation)
     assert judge_end(end, limits, planned) == judge(end, limits, by)

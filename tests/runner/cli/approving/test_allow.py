@@ -185,7 +185,9 @@ def test_added_variables_and_writable_folders_reach_the_plugin(server: Server) -
     if os.geteuid() == 0:  # what root's plugins write belongs to the folder's owner, and never to root
         os.chown(server.more, USER_UID, USER_UID)
     server.write(None, args=["-c", f'echo "$GREETING" > {server.more}/new'], command="/bin/sh")
-    assert server.allow("--yes", "--write", server.more, "--env", "GREETING").returncode == 0
+    named = server.allow("--yes", "--env", "GREETING")  # alone, and while it is not set
+    assert named.returncode == 0, named.stderr
+    assert server.allow("--yes", "--write", server.more).returncode == 0
     done = server.exec(env={"GREETING": "hello"})
     assert (done.returncode, done.stderr) == (0, "")
     assert (server.more / "new").read_text() == "hello\n"

@@ -246,6 +246,15 @@ def test_who_did_not_fail_is_told_nothing(runner_as: Caller, plugin_dir: Path, w
         assert told(waiting.stderr.read().decode()) == []
 
 
+def test_nobody_wants_to_write_a_script_that_is_missing(runner_as: Caller, plugin_dir: Path) -> None:
+    gone = plugin_dir / "gone.py"
+    [line] = told(runner_as("run", "--", "/bin/cat", gone).stderr)  # the control: it may want to make a file
+    assert f"--write {plugin_dir}" in line
+    done = runner_as("run", "--", "/usr/bin/python3", gone)
+    assert done.returncode == 2 and told(done.stderr) == []
+    assert str(gone) in done.stderr  # its own words
+
+
 def test_a_deadline(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
     data = write_file(plugin_dir / "data.txt", "42\n")
     script = f"until cat {data}; do sleep 0.1; done"

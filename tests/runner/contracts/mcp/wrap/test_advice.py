@@ -80,7 +80,9 @@ def test_the_last_starts_are_kept_without_values(host: Host) -> None:
     assert host.start("other").returncode == 0
     folder = host.caller.home / ".local/state/runner/advice"
     assert not folder.exists()  # of a start about which there is nothing to say
-    assert "Nothing is kept about tool, other: no start was refused anything" in host.advice()
+    nothing = host.advice()
+    assert "Nothing is kept about tool, other: no start was seen to lack anything" in nothing
+    assert f"runner call {host.file} --server NAME TOOL" in nothing  # the errors that it answers
     told = host.start()
     assert told.returncode == 1 and SECRET in told.stderr  # which is the plugin's own
     remedy = f"runner allow {host.file} --server tool --net api.example.com:443"
@@ -125,3 +127,34 @@ def test_a_variable_that_is_added_later_is_told_until_it_is_passed_on(host: Host
     assert host.caller(*remedy.split()[1:], "--yes").returncode == 0
     done = host.start()
     assert done.stdout == f"{key}\n" and told not in done.stderr
+
+
+def test_a_limit_is_raised_in_the_entry(host: Host) -> None:
+    """Nobody types its command line, and `runner allow` gives no limits."""
+    greedy = {"command": "/usr/bin/python3", "args": ["-Ic", "bytearray(200 << 20)"]}
+    host.write(greedy, host.entry("other"))
+    assert host.caller("wrap", host.file, "--yes").returncode == 0
+    entry = host.entry()
+    at = entry["args"].index("--")
+    limited = [*entry["args"][:at], "--limit", "memory=64M", *entry["args"][at:]]
+    host.write({**entry, "args": limited}, host.entry("other"))
+    remedy = f'write "--limit", "memory=…" in front of "--" in the args of tool in {host.file}'
+    told = f"raise the memory limit, up to the policy's ceiling: {remedy}"
+    assert told in host.start().stderr
+    assert any(told in line for line in host.starts()[-1])
+    # As it says.
+    limited[at + 1] = "memory=512M"
+    host.write({**entry, "args": limited}, host.entry("other"))
+    assert host.start().returncode == 0
+
+
+def test_what_is_allowed_is_not_asked_for_again(host: Host, plugin_dir: Path) -> None:
+    told = f"runner allow {host.file} --server"
+    host.write(*({"command": "/bin/true", "args": [str(plugin_dir / name)]} for name in ("server", ".")))
+    done = host.caller("wrap", host.file, "--yes")
+    assert f"{told} tool --read" in done.stdout and f"{told} other --read" in done.stdout
+    allowed = host.caller("allow", host.file, "--server", "tool", "--read", plugin_dir, "--yes")
+    assert allowed.returncode == 0, allowed.stderr
+    assert host.caller("wrap", host.file, "--undo", "--yes").returncode == 0
+    done = host.caller("wrap", host.file, "--yes")
+    assert f"{told} tool --read" not in done.stdout and f"{told} other --read" in done.stdout
