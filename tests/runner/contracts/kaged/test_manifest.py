@@ -477,7 +477,8 @@ def test_files_that_the_manifest_names(tmp_path: Path) -> None:
     found, _ = manifest.read(document)
     assert found is not None
     assert [d.rule for d in files.check_files(document, found)] == ["command_missing", "program_missing"]
-    (tmp_path / "plugin.py").touch(0o644)
+    (tmp_path / "plugin.py").write_text("#!/bin/sh\n")
+    (tmp_path / "plugin.py").chmod(0o644)
     rules = [d.rule for d in files.check_files(document, found)]
     assert rules == ["program_not_executable", "program_missing"]
     (tmp_path / "plugin.py").chmod(0o755)

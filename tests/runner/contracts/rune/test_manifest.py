@@ -197,7 +197,8 @@ def test_the_bundles_own_directory_and_command_have_to_be_there(tmp_path: Path) 
         "process_dir_missing",
     ]
     (tmp_path / "bin/run").rmdir()
-    (tmp_path / "bin/run").touch(0o755)
+    (tmp_path / "bin/run").write_text("#!/bin/sh\n")
+    (tmp_path / "bin/run").chmod(0o755)
     (tmp_path / "work").unlink()
     (tmp_path / "work").mkdir()
     assert missing(tmp_path, process) == []
