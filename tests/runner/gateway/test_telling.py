@@ -93,6 +93,9 @@ async def test_a_client_is_told_and_it_is_kept(
             level, _, refused = await until("api.example.com")
             assert (level, refused.partition("; to let it reach that host: ")[2]) == ("warning", remedy)
             assert (await called(client, "lookup__ask", {"end": True}))[0]
+            await until(
+                "lookup: crashed: the plugin ended with status 3"
+            )  # a client that goes now hears nothing
     told = (plugin_dir / "stderr").read_text()
     for line in (failed[2], mark, refused):
         assert f"runner gateway: {line}\n" in told
