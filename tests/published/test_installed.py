@@ -16,8 +16,8 @@ import pytest
 import trio
 
 from tests.conftest import Caller
-from tests.internet import Internet, forwarding, internet, world  # noqa: F401 -- fixtures
-from tests.published.places import Desk, make_work
+from tests.internet import Internet, forwarding
+from tests.published.places import Desk, make_work, trust_services
 from tests.published.servers import SERVERS
 from tests.published.use import AT_ONCE, allow, use_all
 
@@ -31,7 +31,7 @@ ROOT_STORE = Path("/var/lib/runner/store")
 @pytest.fixture
 def desk(
     account_as: Caller,
-    internet: Internet,  # noqa: F811
+    internet: Internet,
     plugin_dir: Path,
     nothing_left: None,
 ) -> Iterator[Desk]:
@@ -44,7 +44,8 @@ def desk(
         alone = ("/usr/bin/unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script)
         caller = replace(caller, prefix=(*caller.prefix, *alone, str(plugin_dir / "store")))
     with forwarding(internet):
-        yield Desk(caller, None, make_work(account_as, plugin_dir))
+        work = make_work(account_as, plugin_dir)
+        yield Desk(caller, None, work, trust_services(internet, work))
     if made:
         ROOT_STORE.rmdir()
 
