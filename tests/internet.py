@@ -87,8 +87,8 @@ def make_world(
     answers: Mapping[str, Any] | None = None,
     sockets: Mapping[str, tuple[str, int]] | None = None,
 ) -> Iterator[Internet]:
-    """`answers`: of HTTP, by host and path. The hosts get names. `sockets`: a name and a port lead to the Unix
-    socket of this name in `folder`."""
+    """`answers`: of HTTP, by host and path. The hosts get names. `sockets`: Unix sockets in `folder`, and the
+    name and the port that lead to each."""
     folder.chmod(0o755)
     services = {f"45.33.1.{60 + number}": each for number, each in enumerate(sorted(sockets or {}))}
     names = {

@@ -20,7 +20,6 @@ from typing import Any
 
 _TYPES = {"A": 1, "CNAME": 5, "AAAA": 28}
 _LATE_SECONDS = 0.5  # until a `late` server reads
-_TYPE = {True: b"text/html; charset=utf-8", False: b"application/json"}  # of an answer: is it text?
 _printing = threading.Lock()
 
 
@@ -230,23 +229,10 @@ def serve(kind: str, address: str, port: int, tls: dict[str, str]) -> None:
                     name, _, value = line.decode().partition(":")
                     headers[name.lower()] = value.strip()
                 tell(seen="request", line=request.decode().strip())
-                self._skip_body(headers)
+                _skip_body(self.rfile, headers)
                 echo = {"at": address, "host": headers.get("host"), "request": request.decode().strip()}
                 path = request.decode().split()[1].partition("?")[0]
-                answer = answers.get(f"{headers.get('host')}{path}", echo)
-                is_text = isinstance(answer, str)
-                body = (answer if is_text else json.dumps(answer)).encode()
-                kind = b"" if answer is echo else b"Content-Type: %s\r\n" % _TYPE[is_text]
-                self.wfile.write(
-                    b"HTTP/1.1 200 OK\r\n%sContent-Length: %d\r\n\r\n" % (kind, len(body)) + body
-                )
-
-        def _skip_body(self, headers: dict[str, str]) -> None:
-            self.rfile.read(int(headers.get("content-length", 0)))
-            if headers.get("transfer-encoding") == "chunked":
-                while size := int(self.rfile.readline(), 16):
-                    self.rfile.read(size + 2)
-                self.rfile.readline()
+                self.wfile.write(_reply(answers.get(f"{headers.get('host')}{path}", echo)))
 
         def _serve_http2(self) -> None:
             """Answer each request with its body "two", whatever it asks for."""
@@ -282,6 +268,23 @@ def serve(kind: str, address: str, port: int, tls: dict[str, str]) -> None:
     running = server((address, port), handlers.get(kind, Handler))
     running.handle_error = lambda *_: None  # type: ignore[assignment]
     threading.Thread(target=running.serve_forever, daemon=True).start()
+
+
+def _skip_body(stream: Any, headers: dict[str, str]) -> None:
+    stream.read(int(headers.get("content-length", 0)))
+    if headers.get("transfer-encoding") == "chunked":
+        while size := int(stream.readline(), 16):
+            stream.read(size + 2)
+        stream.readline()
+
+
+def _reply(answer: Any) -> bytes:
+    """Text, or JSON."""
+    is_text = isinstance(answer, str)
+    body = (answer if is_text else json.dumps(answer)).encode()
+    kind = b"text/html; charset=utf-8" if is_text else b"application/json"
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n"
+    return head % (kind, len(body)) + body
 
 
 def _content(path: str) -> str:

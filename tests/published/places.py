@@ -143,7 +143,7 @@ def _point_scripts(old: Path, new: Path) -> None:
     """pip writes the path of the interpreter into the first line of each script."""
     for name in ENVIRONMENTS:
         for script in (new / name / "bin").iterdir():
-            if script.is_symlink():
+            if script.is_symlink() or script.is_dir():
                 continue
             content = script.read_bytes()
             changed = content.replace(os.fsencode(old / name), os.fsencode(new / name))

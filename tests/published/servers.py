@@ -1,7 +1,7 @@
 """Published MCP servers: each entry as its README has it, what it is told here, what it is allowed, one call.
 
 tests/published/test_readme_entries.py compares the entries with the READMEs of the installed packages.
-`{work}` stands for a folder with the user's own files. What a service on the internet answers is in services.py.
+`{work}` stands for a folder with the user's own files. What services answer is in services.py.
 """
 
 from __future__ import annotations

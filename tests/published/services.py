@@ -95,7 +95,8 @@ ANSWERS: Mapping[str, Any] = {
             ]
         }
     },
-    "docs.aws.amazon.com/gears/guide.html": "<html><body><main><h1>Gears</h1><p>a loose gear</p></main></body></html>",
+    "docs.aws.amazon.com/gears/guide.html": "<html><body><main><h1>Gears</h1>"
+    "<p>a loose gear</p></main></body></html>",
     "your-company.atlassian.net/rest/api/2/project": [{"id": "1", "key": "GEARS", "name": "a loose gear"}],
 }
 
