@@ -114,7 +114,7 @@ def databases(programs: Path, folder: Path) -> Iterator[None]:
         for argv, program, ready in (
             (("node", pglite, "--path=postgres.sock", "--max-connections=8"), None, "listening"),
             # One program of two names. Under this one it comes without a service.
-            (("redis-server", *redis), "redis-check-rdb", "Ready to accept connections"),
+            (("redis-server", *redis), "redis-check-rdb", "ready to accept connections"),
         ):
             _start(stack, argv, program, ready, folder)
         yield
