@@ -29,7 +29,7 @@ def test_the_entry_is_that_of_the_readme(programs: Path, server: Published) -> N
     args = f',"args":[{",".join(words)}]' if words else ""
     assert f'"command":"{server.entry.command}"{args}' in readme
     for name, value in server.entry.env.items():
-        assert f'"{name}":"{value}"' in readme
+        assert re.sub(r"\s", "", f'"{name}":"{value}"') in readme
 
 
 def test_the_versions_are_pinned() -> None:
