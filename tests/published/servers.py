@@ -509,7 +509,7 @@ SERVERS = (
     Published(
         "cli",
         "cli-mcp-server",
-        "mcp-2",
+        "mcp-1",
         "cli-mcp-server",
         _uvx(
             "cli-mcp-server",
@@ -522,7 +522,7 @@ SERVERS = (
     Published(
         "ppt",
         "office-powerpoint-mcp-server",
-        "mcp-2",
+        "mcp-1",
         "ppt_mcp_server",
         ReadmeEntry("uvx", ("--from", "office-powerpoint-mcp-server", "ppt_mcp_server"), 3),
         {},
@@ -532,7 +532,7 @@ SERVERS = (
     Published(
         "weather",
         "mcp-weather-server",
-        "mcp-2",
+        "mcp-1",
         "python",
         ReadmeEntry("python", ("-m", "mcp_weather_server"), 0),
         {},
