@@ -95,7 +95,7 @@ async def use_gateway(desk: Desk, servers: Sequence[Published], file: Path, erro
     """Call each through the one entry that `wrap --gateway` left in this file."""
     found: list[Tried] = []
     limit = trio.CapacityLimiter(AT_ONCE)
-    log = errors / f"{file.name}.gateway.stderr"
+    log = errors / f"{file.parent.name}.gateway.stderr"
 
     async def use(client: Client, server: Published) -> None:
         async with limit:
