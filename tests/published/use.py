@@ -60,8 +60,6 @@ async def _call(desk: Desk, client: Client, server: Published, prefix: str) -> s
     """What is wrong with the answer; empty: nothing, or there is nothing to call."""
     if server.call is None:
         return ""
-    if server.leaves:  # of an earlier call
-        (desk.work / server.leaves).unlink(missing_ok=True)
     result = await client.call_tool(prefix + server.call.tool, desk.filled(server.call.input))
     said = "\n".join(part.text for part in result.content if isinstance(part, types.TextContent))
     if result.is_error or server.call.answer not in said:
@@ -106,6 +104,9 @@ async def use_gateway(desk: Desk, servers: Sequence[Published], file: Path, erro
                 fault = repr(error)
             found.append(Tried(server, 0, f"{fault}\n{_end_of(log)}" if fault else ""))
 
+    for server in servers:  # of an earlier call
+        if server.leaves:
+            (desk.work / server.leaves).unlink(missing_ok=True)
     async with _official_client(desk, file, "runner-gateway", log) as client, trio.open_nursery() as nursery:
         for server in servers:
             nursery.start_soon(use, client, server)
