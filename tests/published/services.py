@@ -97,7 +97,11 @@ ANSWERS: Mapping[str, Any] = {
     },
     "docs.aws.amazon.com/gears/guide.html": "<html><body><main><h1>Gears</h1>"
     "<p>a loose gear</p></main></body></html>",
-    "your-company.atlassian.net/rest/api/2/project": [{"id": "1", "key": "GEARS", "name": "a loose gear"}],
+    "your-company.atlassian.net/rest/api/2/project/search": {
+        "isLast": True,
+        "total": 1,
+        "values": [{"id": "1", "key": "GEARS", "name": "a loose gear"}],
+    },
 }
 
 POSTGRES, REDIS = ("postgres.example.net", 5432), ("redis.example.net", 6379)
