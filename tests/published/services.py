@@ -7,6 +7,7 @@ from npm) and Debian's Redis: each listens on a Unix socket, which a name of tha
 from __future__ import annotations
 
 import subprocess
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -108,32 +109,43 @@ POSTGRES, REDIS = ("postgres.example.net", 5432), ("redis.example.net", 6379)
 # Unix sockets in the folder of the test internet.
 SOCKETS = {"postgres.sock": POSTGRES, "redis.sock": REDIS}
 
+_REDIS = "/usr/bin/redis-check-rdb"
+_READY_SECONDS = 120.0
+
 
 @contextmanager
 def databases(programs: Path, folder: Path) -> Iterator[None]:
     """Both, empty, until the end."""
     pglite = str(programs / "npm/node_modules/.bin/pglite-server")
-    redis = ("--port", "0", "--unixsocket", "redis.sock", "--save", "")
+    # One program of two names. Under the other one it comes without a service.
+    (folder / "redis-server").symlink_to(_REDIS)
+    redis = ("./redis-server", "--port", "0", "--unixsocket", "redis.sock", "--save", "")
     with ExitStack() as stack:
-        for argv, program, ready in (
-            (("node", pglite, "--path=postgres.sock", "--max-connections=8"), None, "listening"),
-            # One program of two names. Under this one it comes without a service.
-            (("redis-server", *redis), "redis-check-rdb", "ready to accept connections"),
-        ):
-            _start(stack, argv, program, ready, folder)
+        _start(stack, ("node", pglite, "--path=postgres.sock", "--max-connections=8"), "listening", folder)
+        _start(stack, redis, "ready to accept connections", folder)
         yield
 
 
-def _start(stack: ExitStack, argv: Sequence[str], program: str | None, ready: str, folder: Path) -> None:
+def _start(stack: ExitStack, argv: Sequence[str], ready: str, folder: Path) -> None:
+    """It also ends when this process is killed."""
     process = subprocess.Popen(
-        argv, executable=program, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ["/usr/bin/setpriv", "--pdeathsig=KILL", "--", *argv],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     stack.enter_context(process)
     stack.callback(process.kill)
     assert process.stdout
+    too_late = threading.Timer(_READY_SECONDS, process.kill)
+    too_late.start()
     said = []
-    for line in process.stdout:
-        said.append(line)
-        if ready in line:
-            return
-    raise AssertionError(f"{argv[0]} did not start: {''.join(said)}")
+    try:
+        for line in process.stdout:
+            said.append(line)
+            if ready in line:
+                return
+    finally:
+        too_late.cancel()
+    raise AssertionError(f"{argv[0]} did not start in {_READY_SECONDS:.0f} s: {''.join(said)}")
