@@ -51,7 +51,7 @@ class Desk(NamedTuple):
         if self.programs is not None:
             entry = {"command": self.program(server), "args": words[readme.launcher :]}
         env = {name: self.fill(server.told.get(value, value)) for name, value in readme.env.items()}
-        env |= self.trust(server)
+        env |= {**server.adds, **self.trust(server)}
         return {**entry, "env": env} if env else entry
 
     def trust(self, server: Published) -> dict[str, str]:

@@ -42,6 +42,7 @@ class Published(NamedTuple):
     leaves: str = ""  # a file in {work} that the call has to have made
     more: tuple[str, ...] = ()  # words behind the README's, which its recipe has
     lacks: str = ""  # what a call needs that is not here
+    adds: Mapping[str, str] = {}  # variables beside the README's, for the gateway
 
 
 def _npx(*args: str, env: Mapping[str, str] | None = None) -> ReadmeEntry:
@@ -53,6 +54,8 @@ def _uvx(*args: str, env: Mapping[str, str] | None = None) -> ReadmeEntry:
 
 
 _SCOPE = "@modelcontextprotocol/server-"
+# A description that has the members of a set is in another order at each start, and a gateway withholds it.
+_ONE_ORDER = {"PYTHONHASHSEED": "0"}
 
 SERVERS = (
     Published(
@@ -314,6 +317,7 @@ SERVERS = (
         ToolCall(
             "shell_execute", {"command": ["cat", "hello.txt"], "directory": "{work}"}, "hello from the host"
         ),
+        adds=_ONE_ORDER,
     ),
     Published(
         "ddg-search",
@@ -519,6 +523,7 @@ SERVERS = (
         {"</your/desired/dir>": "{work}"},
         ("--read", "{work}"),
         ToolCall("run_command", {"command": "cat hello.txt"}, "hello from the host"),
+        adds=_ONE_ORDER,
     ),
     Published(
         "ppt",
