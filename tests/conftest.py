@@ -176,6 +176,7 @@ _CAPABILITIES: Mapping[str, Callable[[], str]] = {
     "nats-cluster": _lacks_nats_cluster,
     "docker-registry": lambda: "" if docker_registry() else "needs docker-registry (scripts/setup test)",
     "systemd": _lacks_systemd,
+    "redis": lambda: _lacks_program("redis-check-rdb", "redis-tools"),
     "registry": lacks_registry,
 }
 

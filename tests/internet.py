@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import socket
 import threading
 from collections.abc import Iterator, Mapping
@@ -76,21 +77,49 @@ class Internet(machine.Internet):
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory, templates: None) -> Iterator[Internet]:
-    folder = tmp_path_factory.mktemp("internet")
+    with make_world(tmp_path_factory.mktemp("internet")) as made:
+        yield made
+
+
+@contextmanager
+def make_world(
+    folder: Path,
+    answers: Mapping[str, Any] | None = None,
+    sockets: Mapping[str, tuple[str, int]] | None = None,
+) -> Iterator[Internet]:
+    """`answers`: of HTTP, by host and path. The hosts get names. `sockets`: Unix sockets in `folder`, and the
+    name and the port that lead to each."""
     folder.chmod(0o755)
+    services = {f"45.33.1.{60 + number}": each for number, each in enumerate(sorted(sockets or {}))}
+    names = {
+        **NAMES,
+        **{address.partition("/")[0]: {"A": [API]} for address in answers or {}},
+        **{(sockets or {})[each][0]: {"A": [address]} for address, each in services.items()},
+    }
     authority = trustme.CA()
-    certificate = authority.issue_cert(*NAMES)
+    certificate = authority.issue_cert(*names)
     files = {"certificate": folder / "server.pem", "key": folder / "server.key"}
     authority.cert_pem.write_to_path(str(folder / "authority.pem"))
     (folder / "authority.pem").chmod(0o644)
     certificate.cert_chain_pems[0].write_to_path(str(files["certificate"]))
     certificate.private_key_pem.write_to_path(str(files["key"]))
-    addresses = [f"{each}/16" for each in (API, OTHER, TWO, REGISTRY, *PUBLIC)]
+    addresses = [f"{each}/16" for each in (API, OTHER, TWO, REGISTRY, *PUBLIC, *services)]
     addresses += [f"{PRIVATE}/24", f"{API_IPV6}/64"]
     (folder / "registry").mkdir()
-    places = {**files, "files": folder / "registry", "forward": folder / "forward"}
+    (folder / "answers.json").write_text(json.dumps(answers or {}))
+    places = {
+        **files,
+        "files": folder / "registry",
+        "forward": folder / "forward",
+        "answers": folder / "answers.json",
+        **{address: folder / each for address, each in services.items()},
+    }
     tls = {**{name: str(path) for name, path in places.items()}, **PUBLIC}
-    with machine.make_internet(folder, addresses, NAMES, SERVERS, tls) as made:
+    servers = [
+        *SERVERS,
+        *(("forward", address, (sockets or {})[each][1]) for address, each in services.items()),
+    ]
+    with machine.make_internet(folder, addresses, names, servers, tls) as made:
         internet = Internet(
             made.host,
             made.commands,

@@ -188,8 +188,11 @@ def count_values(value: Any, most: int) -> int:
 
 
 def content_result(plugin: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    """The result of a tool. One that says nothing stays without content, and no client can read it."""
     kept = ("structuredContent", "isError", "_meta")
     result = {key: value[key] for key in kept if value.get(key) is not None}
+    if "content" not in value and "structuredContent" not in result and not result.get("isError"):
+        return result
     return {"content": [_part(plugin, part) for part in value.get("content", ())], **result}
 
 

@@ -156,8 +156,10 @@ class _Forward(socketserver.BaseRequestHandler):
 
     def handle(self) -> None:
         with socket.socket(socket.AF_UNIX) as other:
-            other.connect(self.socket_path)
-            other.sendall(f"{self.name}\n".encode())
+            is_path = self.name.startswith("/")
+            other.connect(self.name if is_path else self.socket_path)
+            if not is_path:
+                other.sendall(f"{self.name}\n".encode())
             threading.Thread(target=pump, args=(other, self.request), daemon=True).start()
             pump(self.request, other)
 
@@ -177,7 +179,9 @@ def serve(kind: str, address: str, port: int, tls: dict[str, str]) -> None:
     was and how it ended. `source`: sends what each line asks for, in bytes. `http2`: HTTP/2 in TLS.
     `files`: HTTP/1.1 with the files of a folder; a file that begins with "HTTP/" is sent as it is, and an
     empty one never. `forward`: passes on what comes to the Unix socket `forward`, behind a line with the name
-    that this address has in `tls`."""
+    that this address has in `tls`; if that is the path of a Unix socket, to this one without the line. `http`
+    and `tls` answer with the request, or what `answers`, a file of JSON, has for its host and path."""
+    answers = json.loads(_content(tls["answers"])) if "answers" in tls else {}
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
@@ -225,10 +229,10 @@ def serve(kind: str, address: str, port: int, tls: dict[str, str]) -> None:
                     name, _, value = line.decode().partition(":")
                     headers[name.lower()] = value.strip()
                 tell(seen="request", line=request.decode().strip())
-                body = json.dumps(
-                    {"at": address, "host": headers.get("host"), "request": request.decode().strip()}
-                ).encode()
-                self.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
+                _skip_body(self.rfile, headers)
+                echo = {"at": address, "host": headers.get("host"), "request": request.decode().strip()}
+                path = request.decode().split()[1].partition("?")[0]
+                self.wfile.write(_reply(answers.get(f"{headers.get('host')}{path}", echo)))
 
         def _serve_http2(self) -> None:
             """Answer each request with its body "two", whatever it asks for."""
@@ -264,6 +268,28 @@ def serve(kind: str, address: str, port: int, tls: dict[str, str]) -> None:
     running = server((address, port), handlers.get(kind, Handler))
     running.handle_error = lambda *_: None  # type: ignore[assignment]
     threading.Thread(target=running.serve_forever, daemon=True).start()
+
+
+def _skip_body(stream: Any, headers: dict[str, str]) -> None:
+    stream.read(int(headers.get("content-length", 0)))
+    if headers.get("transfer-encoding") == "chunked":
+        while size := int(stream.readline(), 16):
+            stream.read(size + 2)
+        stream.readline()
+
+
+def _reply(answer: Any) -> bytes:
+    """Text, or JSON."""
+    is_text = isinstance(answer, str)
+    body = (answer if is_text else json.dumps(answer)).encode()
+    kind = b"text/html; charset=utf-8" if is_text else b"application/json"
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n"
+    return head % (kind, len(body)) + body
+
+
+def _content(path: str) -> str:
+    with open(path) as file:
+        return file.read()
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:

@@ -1,4 +1,4 @@
-"""The installed servers."""
+"""The installed servers, and the services that they use."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import TEMP_PREFIX
+from tests.internet import Internet, internet, make_world  # noqa: F401 -- a fixture
 from tests.published.install import InstallationFailed, install
 from tests.published.places import copy_programs
+from tests.published.services import ANSWERS, SOCKETS, databases
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +29,16 @@ def programs() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def world(tmp_path_factory: pytest.TempPathFactory, templates: None) -> Iterator[Internet]:
+    """The test internet, with the services that published servers use."""
+    with make_world(tmp_path_factory.mktemp("internet"), ANSWERS, SOCKETS) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def services(world: Internet, programs: Path) -> Iterator[Internet]:
+    with databases(programs, world.authority.parent):
+        yield world

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.conftest import SYSTEM_PATH, USER_UID, Caller
+from tests.internet import Internet
 from tests.published.install import ENVIRONMENTS
 from tests.published.servers import Published
 
@@ -27,6 +29,7 @@ class Desk(NamedTuple):
     caller: Caller
     programs: Path | None  # installed; None: entries keep their launchers
     work: Path
+    authority: Path | None = None  # the certificate of the test internet's services
 
     def fill(self, word: str) -> str:
         return word.replace("{work}", str(self.work))
@@ -43,15 +46,25 @@ class Desk(NamedTuple):
     def entry(self, server: Published) -> dict[str, Any]:
         """The README's entry. Its example paths are replaced, and its launcher if there are programs."""
         readme = server.entry
-        words = [self.fill(server.told.get(word, word)) for word in readme.args]
+        words = [*(self.fill(server.told.get(word, word)) for word in readme.args), *server.more]
         entry: dict[str, Any] = {"command": readme.command, "args": words}
         if self.programs is not None:
             entry = {"command": self.program(server), "args": words[readme.launcher :]}
-        if readme.env:
-            entry["env"] = {
-                name: self.fill(server.told.get(value, value)) for name, value in readme.env.items()
-            }
-        return entry
+        env = {name: self.fill(server.told.get(value, value)) for name, value in readme.env.items()}
+        env |= {**server.adds, **self.trust(server)}
+        return {**entry, "env": env} if env else entry
+
+    def trust(self, server: Published) -> dict[str, str]:
+        """Variables by which it trusts the services of the test internet."""
+        if self.authority is None or "--net" not in server.allowed:
+            return {}
+        names = ("NODE_EXTRA_CA_CERTS",) if server.where == "npm" else ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+        return dict.fromkeys(names, str(self.authority))
+
+    def allowed(self, server: Published) -> list[str]:
+        """Options of `runner allow`."""
+        trusted = ["--read", str(self.authority)] if self.trust(server) else []
+        return [*map(self.fill, server.allowed), *trusted]
 
     def entry_text(self, server: Published) -> str:
         return json.dumps(self.entry(server))
@@ -75,7 +88,7 @@ class Desk(NamedTuple):
         return dict(servers[name])
 
 
-def make_desk(caller: Caller, shared: Path, public: Path) -> Desk:
+def make_desk(caller: Caller, shared: Path, public: Path, services: Internet) -> Desk:
     """A user has programs and files in the home. No plugin may have anything of root's home, so root's
     programs are where root would install them for everybody, and root's servers work on a user's files."""
     is_root = caller.name == "root"
@@ -84,7 +97,14 @@ def make_desk(caller: Caller, shared: Path, public: Path) -> Desk:
         _install_again(shared, programs)
         for path in (caller.home / ".local/share", *(each for each in programs.rglob("*") if each.is_dir())):
             os.chown(path, caller.uid, caller.uid)
-    return Desk(caller, programs, make_work(caller, public))
+    work = make_work(caller, public)
+    return Desk(services.on_machine(caller), programs, work, trust_services(services, work))
+
+
+def trust_services(services: Internet, work: Path) -> Path:
+    """A copy of their certificate, where a plugin may have it."""
+    shutil.copy(services.authority, work / "authority.pem")
+    return work / "authority.pem"
 
 
 def make_work(caller: Caller, public: Path) -> Path:
@@ -123,7 +143,7 @@ def _point_scripts(old: Path, new: Path) -> None:
     """pip writes the path of the interpreter into the first line of each script."""
     for name in ENVIRONMENTS:
         for script in (new / name / "bin").iterdir():
-            if script.is_symlink():
+            if script.is_symlink() or script.is_dir():
                 continue
             content = script.read_bytes()
             changed = content.replace(os.fsencode(old / name), os.fsencode(new / name))

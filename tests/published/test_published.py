@@ -15,33 +15,49 @@ import pytest
 import trio
 
 from tests.conftest import Caller
+from tests.internet import Internet
 from tests.published.places import Desk, make_desk
 from tests.published.servers import NEEDED, SERVERS
-from tests.published.use import AT_ONCE, allow, use_all, wrap
+from tests.published.use import AT_ONCE, allow, use_all, use_gateway, wrap
 
-pytestmark = [pytest.mark.needs("registry", "node", "root"), pytest.mark.bound(1200), pytest.mark.broad]
+pytestmark = [
+    pytest.mark.needs("registry", "node", "root", "redis"),
+    pytest.mark.bound(1200),
+    pytest.mark.broad,
+]
 
 
 @pytest.fixture
-def desk(account_as: Caller, programs: Path, plugin_dir: Path, nothing_left: None) -> Desk:
-    return make_desk(account_as, programs, plugin_dir)
+def desk(
+    account_as: Caller, programs: Path, services: Internet, plugin_dir: Path, nothing_left: None
+) -> Desk:
+    return make_desk(account_as, programs, plugin_dir, services)
 
 
 def test_published_servers_are_wrapped_allowed_listed_and_called(
     desk: Desk, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
+    assert len(SERVERS) >= 40
     files = desk.configure(SERVERS)
     for file in sorted(set(files.values())):
         wrap(desk, file)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(lambda server: allow(desk, server, files[server.name]), SERVERS))
-    tried = trio.run(use_all, desk, SERVERS, files, tmp_path)
-    faults = [str(each) for each in tried if each.fault]
-    called = [each for each in tried if not each.fault and each.server.call is not None]
-    line = f"{desk.caller.name}: {len(called)} of {NEEDED} published servers listed and called"
-    record_property("published", "\n".join([line, *(f"  {each}" for each in sorted(map(str, tried)))]))
-    assert len(called) >= NEEDED, "\n".join([line, *faults])
-    assert not faults, "\n".join([line, *faults])
+    wrapped = trio.run(use_all, desk, SERVERS, files, tmp_path)
+    behind_gateways = []
+    for file in sorted(set(files.values())):
+        wrap(desk, file, "--gateway")
+        these = [each for each in SERVERS if each.call is not None and files[each.name] == file]
+        behind_gateways += trio.run(use_gateway, desk, these, file, tmp_path)
+    lines, enough = [], True
+    for how, tried in (("wrapped", wrapped), ("through the gateway", behind_gateways)):
+        called = [each for each in tried if not each.fault and each.server.call is not None]
+        enough = enough and len(called) >= NEEDED
+        lines.append(f"{desk.caller.name}: {len(called)} of {len(SERVERS)} published servers called {how}")
+    said = "\n".join([*lines, *(f"  {each}" for each in sorted(map(str, wrapped)))])
+    record_property("published", said)
+    faults = [str(each) for each in (*wrapped, *behind_gateways) if each.fault]
+    assert enough and not faults, "\n".join([*lines, *faults])
 
 
 def test_without_the_yes_a_wrapped_server_has_nothing_of_the_host(desk: Desk, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import trio
 
 from runner.contracts.mcp.tables import XSandboxTable
 from tests.conftest import ROOT, Caller
+from tests.internet import Internet
 from tests.published.places import Desk, make_desk
 from tests.published.servers import SERVERS
 from tests.published.use import use_all, wrap
@@ -55,18 +56,20 @@ def test_every_key_of_x_sandbox_is_on_the_page() -> None:
     assert rows == list(XSandboxTable.model_fields)
 
 
-def _entry(recipe: Recipe, home: Path) -> dict[str, Any]:
-    """With the home of this test, where the recipe's own command has installed the server."""
-    entry: dict[str, Any] = json.loads(recipe.entry.replace("/home/ada", str(home)))[recipe.name]
+def _entry(desk: Desk, recipe: Recipe) -> dict[str, Any]:
+    """With the home of this test, where the recipe's own command has installed the server, and with trust in
+    the services of the test."""
+    text = recipe.entry.replace("/home/ada", str(desk.caller.home))
+    entry: dict[str, Any] = json.loads(text)[recipe.name]
     assert os.access(entry["command"], os.X_OK), entry
-    return entry
+    return {**entry, "env": {**entry.get("env", {}), **desk.trust(BY_NAME[recipe.name])}}
 
 
-def _run(desk: Desk, script: str, environ: Mapping[str, str]) -> None:
+def _run(caller: Caller, script: str, environ: Mapping[str, str]) -> None:
     """Run lines of the page, as they are printed there."""
     done = subprocess.run(
-        [*desk.caller.prefix, "/bin/bash", "-ec", script],
-        cwd=desk.caller.home,
+        [*caller.prefix, "/bin/bash", "-ec", script],
+        cwd=caller.home,
         env=dict(environ),
         capture_output=True,
         text=True,
@@ -91,25 +94,31 @@ _OF_REGISTRIES = (
 @pytest.mark.bound(1200)
 @pytest.mark.broad
 def test_the_recipes_work(
-    account_user: Caller, programs: Path, plugin_dir: Path, tmp_path: Path, nothing_left: None
+    account_user: Caller,
+    programs: Path,
+    services: Internet,
+    plugin_dir: Path,
+    tmp_path: Path,
+    nothing_left: None,
 ) -> None:
-    desk = make_desk(account_user, programs, plugin_dir)
+    desk = make_desk(account_user, programs, plugin_dir, services)
     assert desk.work == account_user.home / "work"
     registries = {
         name: value for name, value in os.environ.items() if name.upper().startswith(_OF_REGISTRIES)
     }
-    _run(desk, "".join(each.install for each in RECIPES), {**registries, **account_user.environ})
+    _run(account_user, "".join(each.install for each in RECIPES), {**registries, **account_user.environ})
     file = account_user.home / CONFIGURATION
     file.parent.mkdir()
-    entries = {each.name: _entry(each, account_user.home) for each in RECIPES}
+    entries = {each.name: _entry(desk, each) for each in RECIPES}
     file.write_text(json.dumps({"mcpServers": entries}))
     account_user.give(file.parent)
     wrap(desk, file)
     # A function named like the command, so that the lines are those of the page.
     words = " ".join(f"'{word}'" for word in account_user.command()[len(account_user.prefix) :])
-    script = f'runner() {{ {words} "$@" --yes; }}\n' + "".join(each.allow for each in RECIPES)
-    _run(desk, script, account_user.environ)
+    trust = f'if [[ "$*" == *" --net "* ]]; then set -- "$@" --read {desk.authority}; fi'
+    script = f'runner() {{ {trust}; {words} "$@" --yes; }}\n' + "".join(each.allow for each in RECIPES)
+    _run(desk.caller, script, account_user.environ)
     servers = [BY_NAME[each.name] for each in RECIPES]
     tried = trio.run(use_all, desk, servers, dict.fromkeys(BY_NAME, file), tmp_path)
     assert [str(each) for each in tried if each.fault] == []
-    assert len(tried) == len(RECIPES)
+    assert len(tried) == len(RECIPES) and all(each.server.call for each in tried)

@@ -307,6 +307,8 @@ for line in sys.stdin:
         result = {"content": [{"type": "text", "text": asked["params"]["name"]}, {"type": "spell", "x": 1}]}
         if asked["params"]["name"] == "array":
             result["content"] = [{"type": "text", "text": "x", "annotations": "none"}]
+        if asked["params"]["name"] == "long":
+            result = {"toolResult": "of a protocol before the first"}
         if asked["params"]["name"] == "fine":
             version = "two"
             print(json.dumps({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}), flush=True)
@@ -363,10 +365,11 @@ async def test_hostile_plugins_and_what_a_client_sees(runner_as: Caller, shelf: 
                 await client.call_tool(hidden, {})
         with pytest.raises(MCPError, match="there is no tool 'mute__x' here; mute: its tools are missing"):
             await client.call_tool("mute__x", {})
-        failed, said = await called(client, "a__array")
-        assert failed and said == (
-            "malformed_response (call): the result of tools/call 'array' does not fit the protocol"
-        )
+        for name in ("array", "long"):
+            failed, said = await called(client, f"a__{name}")
+            assert failed and said == (
+                f"malformed_response (call): the result of tools/call '{name}' does not fit the protocol"
+            )
         # It changes its descriptions behind the person's back, and says so.
         assert "a__brief" in {each.name for each in (await client.list_prompts()).prompts}
         listed = {str(each.uri): each for each in (await client.list_resources()).resources}
@@ -392,7 +395,7 @@ async def test_hostile_plugins_and_what_a_client_sees(runner_as: Caller, shelf: 
         looked = runner_as(*shlex.split(command)[1:])
         assert "greets, version two" in looked.stdout, (command, looked)
         assert "3 changed: greet, prompt brief, resource memo://1" in looked.stdout
-        for _ in range(3):
+        for _ in range(2):
             assert (await called(client, "a__b__c"))[0] is False
         failed, said = await called(client, "a__b__c")
         assert failed and said.startswith(
