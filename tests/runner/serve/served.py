@@ -29,8 +29,6 @@ input_schema = "schemas/any.json"
 def put_plugins(folder: Path) -> None:
     """The plugins `greeter` (mcp) and `acme.devkit` (vai)."""
     shutil.copytree(ROOT / "runner/contracts/mcp/example", folder / "words")
-    entries = folder / "words/mcp.json"  # an entry beside others may not ask for the folder
-    entries.write_text(entries.read_text().replace('"read": ["${plugin_dir}"],', ""))
     shutil.copytree(ROOT / "tests/plugins/vai_devkit", folder / "devkit")
     manifest = folder / "devkit/vai-plugin.toml"
     manifest.write_text(manifest.read_text() + READ_ONLY)
