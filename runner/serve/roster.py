@@ -206,7 +206,8 @@ class Roster:
         for source in sources:
             known = self._entries.get(source.name)
             if known is not None and known.source.digest == source.digest:
-                source = source._replace(text=known.source.text)  # only its comments are others
+                # Only its comments are others.
+                source = source._replace(text=known.source.text, file=known.source.file)
             fields: Mapping[str, Any] | None = given.plugins.get(source.name, {})
             if given.faulty:
                 fields = known.settings if known is not None and _same(known, _Entry(source, None)) else None
@@ -238,7 +239,7 @@ class Roster:
         source = entry.source
         return Spec(
             source.name,
-            HeldManifest(source.path, source.text) if source.text else source.path,
+            HeldManifest(source.file, source.text) if source.text else source.path,
             server=source.server,
             policy=self._policy,
             environ=self._environ,

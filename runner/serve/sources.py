@@ -33,6 +33,7 @@ class PluginSource(NamedTuple):
     # Of its manifest: what it is started by, until the file is read again without a fault. Empty: it is the
     # large file of a host, which is read at each start.
     text: bytes = b""
+    file: str = ""  # that has this text. Of a folder that is gone nobody could find it any more
 
 
 class SourceFault(NamedTuple):
@@ -100,9 +101,11 @@ def _has_manifest(folder: str) -> bool:
 def _read(path: str, faults: list[SourceFault]) -> list[PluginSource]:
     # Before anything of it is read: a tar is unpacked to find the manifest.
     fault = trust_fault(path, "the configuration", private_groups=True)
+    file = path
     if fault is None:
         try:
-            manifest = find(path).path
+            at = find(path)
+            manifest, file = at.path, at.tar or at.path
         except DocumentError:
             manifest = path  # `load` reports it
         # In a folder that nobody else can write there may be a file that everybody can.
@@ -129,7 +132,7 @@ def _read(path: str, faults: list[SourceFault]) -> list[PluginSource]:
             continue
         name = _name(server or read.plugin.id)
         digest = hashlib.sha256(repr(read.plugin).encode("utf-8", "replace")).hexdigest()
-        found.append(PluginSource(name, path, server, read.plugin, digest, text=held))
+        found.append(PluginSource(name, path, server, read.plugin, digest, text=held, file=file))
     return found
 
 

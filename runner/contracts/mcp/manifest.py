@@ -56,7 +56,7 @@ def servers(document: Document) -> tuple[str, ...]:
 
 
 def remarks(document: Document) -> tuple[Diagnostic, ...]:
-    host, found = _all(document, _home())
+    host, found, _ = _all(document, _home())
     return (*comments_remark(document, host), *remarks_on(document, found))
 
 
@@ -64,17 +64,42 @@ def _home() -> str:
     return os.path.expanduser("~")
 
 
-def _all(document: Document, home: str) -> tuple[Host | None, tuple[HostServer, ...]]:
-    """The host, and its servers. A file may have thousands, and each is checked: it is read once."""
+def _all(document: Document, home: str) -> tuple[Host | None, tuple[HostServer, ...], bool]:
+    """The host, its servers, and whether the file's folder is theirs. A file may have thousands, and each is
+    checked: it is read once."""
     global _last
     if _last is None or _last[0] is not document or _last[1] != home:
         # Without the caller's variables: a plugin is cached by the bytes of this file, its path and the home.
         host = host_of(document.path, document, home=home, environ={})
-        _last = document, home, host, servers_of(document, host)
+        found = servers_of(document, host)
+        is_own = host is None and _is_own_folder(document.path, found, home)
+        _last = document, home, host, found, is_own
     return _last[2:]
 
 
-_last: tuple[Document, str, Host | None, tuple[HostServer, ...]] | None = None
+_last: tuple[Document, str, Host | None, tuple[HostServer, ...], bool] | None = None
+
+
+def _is_own_folder(path: str, found: Sequence[HostServer], home: str) -> bool:
+    """Whether the folder of a manifest is a plugin's own, as `runner new` makes one: mcp.json of no host,
+    whose programs all lie beside it. A server that reads the folder reads this file too: one with several
+    servers may give none of them a variable."""
+    folder, name = os.path.split(path)
+    if name != OWN_FILE or os.path.basename(folder).startswith(".") or place_of(path, home) is not None:
+        return False
+    return all(_lies_in(folder, each, home) and (len(found) == 1 or not each.env) for each in found)
+
+
+def _lies_in(folder: str, server: HostServer, home: str) -> bool:
+    words = tuple(
+        expand_home(item.text, home).replace(PLUGIN_DIR_TOKEN, folder) for item in _words(server).argv
+    )
+    program = script_of(words) or (words[0] if words and "/" in words[0] else "")
+    directory = os.path.normpath(os.path.join(folder, expand_home(server.cwd, home)))
+    place = os.path.normpath(os.path.join(directory, program))
+    is_inside = place != folder and contains(folder, place) and contains(folder, directory)
+    # What else is filled in may lead anywhere.
+    return bool(program) and is_inside and "$" not in program + server.cwd and not server.scope
 
 
 def read(
@@ -82,7 +107,7 @@ def read(
 ) -> tuple[Plugin | None, tuple[Diagnostic, ...]]:
     """One server as a plugin (None if there is an error), and all diagnostics."""
     faults = Faults(document)
-    host, found = _all(document, home)
+    host, found, is_own = _all(document, home)
     chosen = choose(faults, host, found, server)
     if chosen is None:
         return None, faults.diagnostics()
@@ -104,10 +129,13 @@ def read(
     state = sandbox_request.own_state((*words.argv, *(item for _, item in words.env)))
     if split_wrapped(chosen.argv) is not None:  # as its host's runner gives it, which has a --name
         state = (PathRequest(STATE_DIR_TOKEN, "write"),)
-    shown, asked = _shown_folder(spec, document.path, host, found, entrypoint, home), spec.paths
-    if shown:
-        asked = tuple(each for each in asked if (each.path, each.access) != (shown, "read"))
-    spec = spec._replace(paths=tuple(dict.fromkeys((*asked, *state))))
+    folder = os.path.dirname(document.path)
+    # Anybody else's folder is a path like all others, which a policy or a person has to grant. A home was
+    # refused before, as for all.
+    others = tuple(each for each in spec.paths if (each.path, each.access) != (folder, "read"))
+    is_shown = is_own and others != spec.paths
+    paths = others if is_shown else spec.paths
+    spec = spec._replace(paths=tuple(dict.fromkeys((*paths, *state))))
     if faults.failed:
         return None, faults.diagnostics()
     plugin = Plugin(
@@ -124,34 +152,9 @@ def read(
         mark=fingerprint(os.fsencode(chosen.scope))[:32] if chosen.scope else "",
         template=_template(chosen, words, host, site, files, home),
         scope=chosen.scope,
-        shown_folder=shown,
+        shown_folder=folder if is_shown else "",
     )
     return plugin, faults.diagnostics()
-
-
-def _shown_folder(
-    spec: SandboxSpec,
-    path: str,
-    host: Host | None,
-    found: Sequence[HostServer],
-    entrypoint: Entrypoint | None,
-    home: str,
-) -> str:
-    """The folder of the manifest, if it asks for that and is a plugin's own folder, as `runner new` makes
-    one: mcp.json of no host, with one server, whose program lies beside it. Otherwise '': then the folder is
-    a path like all others, which a policy or a person has to grant. A home was refused before, as for all."""
-    folder, name = os.path.split(path)
-    if entrypoint is None or not any((each.path, each.access) == (folder, "read") for each in spec.paths):
-        return ""
-    if host is not None or place_of(path, home) is not None or len(found) > 1 or found[0].scope:
-        return ""
-    if name != OWN_FILE or os.path.basename(folder).startswith("."):
-        return ""
-    words = (entrypoint.command, *entrypoint.args)
-    program = script_of(words) or (words[0] if "/" in words[0] else "")
-    place = os.path.normpath(os.path.join(entrypoint.directory, program))
-    is_inside = place != folder and contains(folder, place) and contains(folder, entrypoint.directory)
-    return folder if program and is_inside else ""
 
 
 class _Words(NamedTuple):
@@ -285,7 +288,7 @@ def check_files(document: Document, plugin: Plugin, fault: LaunchFault | None) -
 def program_faults(document: Document, server: str | None) -> tuple[Diagnostic, ...]:
     """`check_files` for an entry with other faults: only what concerns its program."""
     home = _home()
-    host, found = _all(document, home)
+    host, found, _ = _all(document, home)
     ignored = Faults(document)
     chosen = choose(ignored, host, found, server)
     if chosen is None or not chosen.argv:

@@ -40,8 +40,6 @@ def put_example(contract: str, name: str, shelf: Path, weight: int = 1) -> Shelv
     try:
         return _put(contract, name, folder, weight)
     finally:
-        if (entries := folder / "mcp.json").exists():  # an entry beside others may not ask for the folder
-            entries.write_text(entries.read_text().replace('"read": ["${plugin_dir}"],', ""))
         for path in (shelf, folder, *folder.rglob("*")):
             path.chmod(0o755)
 
