@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from runner.install.roots import ROOT_STORE
 from tests.conftest import Caller
 from tests.internet import Internet, internet, world  # noqa: F401 -- fixtures
+from tests.root_store import empty_root_store
 from tests.runner.install.packages import (
     ADDRESS,
     PYTHON_SERVER,
@@ -29,7 +31,6 @@ pytestmark = [pytest.mark.needs("node", "root"), pytest.mark.bound(300), pytest.
 
 TOKEN, PASSWORD = "npm_s3cretT0ken1234567890", "pyp1-s3cretPassw0rd-12345"
 GOOD = {"1.0.0": node_server("1.0.0")}
-ROOT_STORE = Path("/var/lib/runner/store")
 
 
 @pytest.fixture
@@ -443,15 +444,8 @@ def test_a_killed_installation_leaves_nothing(person: Caller, internet: Internet
 @pytest.fixture
 def root_person(internet: Internet, runner_as_root: Caller, plugin_dir: Path) -> Iterator[Caller]:  # noqa: F811
     """Root, with an empty store in its usual place."""
-    made = not ROOT_STORE.exists()
-    ROOT_STORE.mkdir(parents=True, exist_ok=True)
-    (plugin_dir / "store").mkdir()
-    script = f'mount --bind "$0" {ROOT_STORE} && exec "$@"'
-    alone = ("/usr/bin/unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script)
-    caller = customer(internet, runner_as_root)
-    yield replace(caller, prefix=(*caller.prefix, *alone, str(plugin_dir / "store")))
-    if made:
-        ROOT_STORE.rmdir()
+    with empty_root_store(customer(internet, runner_as_root), plugin_dir) as caller:
+        yield caller
 
 
 def test_root_has_a_store_of_its_own(root_person: Caller, internet: Internet) -> None:  # noqa: F811

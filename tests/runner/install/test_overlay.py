@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from runner.install.roots import ROOT_STORE
 from sandbox.identity.host_side import host_side
 from tests import elsewhere
 from tests.conftest import Caller
+from tests.root_store import empty_root_store
 
 pytestmark = [pytest.mark.both_callers, pytest.mark.launches, pytest.mark.usefixtures("nothing_left")]
 
@@ -104,16 +104,8 @@ def stored(runner_as: Caller, plugin_dir: Path) -> Iterator[Stored]:
         root = runner_as.home / ".local/share/runner/store"
         yield Stored(runner_as, folder, root, root)
         return
-    root = Path(ROOT_STORE)
-    made = not root.exists()
-    root.mkdir(parents=True, exist_ok=True)
-    (plugin_dir / "store").mkdir()
-    script = f'mount --bind "$0" {root} && exec "$@"'  # an empty store in its usual place
-    alone = ("/usr/bin/unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script)
-    caller = replace(runner_as, prefix=(*runner_as.prefix, *alone, str(plugin_dir / "store")))
-    yield Stored(caller, folder, root, plugin_dir / "store")
-    if made:
-        root.rmdir()
+    with empty_root_store(runner_as, plugin_dir) as caller:
+        yield Stored(caller, folder, Path(ROOT_STORE), plugin_dir / "store")
 
 
 CHANGE = """

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from runner.outcome import EXEC_REFUSED, EXIT, USAGE_ERROR
 from runner.package.keys import make_key
 from runner.package.listing import SIGNATURE_NAME
 from tests.conftest import Caller
+from tests.root_store import empty_root_store
 from tests.runner.oci.servers import FakeRegistry, fake_registry
 from tests.tables import check_rows
 
@@ -108,22 +108,16 @@ def test_root_starts_a_package_from_its_own_store(
     runner_as_root: Caller, plugin_dir: Path, server: FakeRegistry
 ) -> None:
     """That store is among the runner's own folders, of which a plugin sees nothing but its own package."""
-    store = Path("/var/lib/runner/store")
-    made = not store.exists()
-    store.mkdir(parents=True, exist_ok=True)
-    (plugin_dir / "store").mkdir()
-    script = f'mount --bind "$0" {store} && exec "$@"'
-    alone = ("/usr/bin/unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script)
-    prefix = (*runner_as_root.prefix, *alone, str(plugin_dir / "store"))
-    bench = Bench(replace(runner_as_root, prefix=prefix), plugin_dir)
-    reference = f"oci://{server.address}/acme/x:1"
-    bench.publish(reference)
-    status, said = bench("call", "--policy", bench.strict, reference, "greet", "--input", '{"name": "root"}')
-    assert status == 0 and "Hello, root!" in said, said
-    status, said = bench("call", reference, "greet", "--input", '{"name": "root"}')
-    assert status == 0 and "Hello, root!" in said, said
-    if made:
-        store.rmdir()
+    with empty_root_store(runner_as_root, plugin_dir) as caller:
+        bench = Bench(caller, plugin_dir)
+        reference = f"oci://{server.address}/acme/x:1"
+        bench.publish(reference)
+        status, said = bench(
+            "call", "--policy", bench.strict, reference, "greet", "--input", '{"name": "root"}'
+        )
+        assert status == 0 and "Hello, root!" in said, said
+        status, said = bench("call", reference, "greet", "--input", '{"name": "root"}')
+        assert status == 0 and "Hello, root!" in said, said
 
 
 USAGE = {
