@@ -186,11 +186,14 @@ def adopted(given: dict[str, Any]) -> list[Any]:
     import os
     import signal
 
+    import trio
+
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
 
     async def act(cage: Any) -> None:
         await line(cage.stdout)
         os.kill(forkserver_pid(cage), signal.SIGKILL)
+        await trio.lowlevel.wait_readable(cage._ticket.forkserver.pidfd)  # its monitors are the host's now
 
     in_cage(given, act)
     try:
