@@ -326,9 +326,16 @@ class ClientGateway:
         if self._sessions and not self._listing:
             self._news.put(partial(self._tell_sessions, level, text), text)
         elif request is not None and request.client is self:
-            self._news.put(partial(self._log, request.context, level, "runner", text), text)
+            self._news.put(partial(self._tell_caller, plugin, level, text), text)
         else:
             self._untold.append((level, text))
+
+    async def _tell_caller(self, plugin: str, level: str, text: str) -> None:
+        request = self._questions.asked_by(plugin)
+        if request is None or request.client is not self or request.questions:
+            self._untold.append((level, text))  # it has been answered meanwhile: a log would be dropped
+        else:
+            await self._log(request.context, level, "runner", text)
 
     async def _tell_untold(self, context: Context) -> None:
         while self._untold:

@@ -18,6 +18,7 @@ import pytest
 import trio
 import trio.testing
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from runner.approvals.tools import ToolRecord
 from runner.cli.serving.serve import _gateway
@@ -648,6 +649,50 @@ async def test_news_for_a_client_that_does_not_read_are_small(nursery: trio.Nurs
     client.hear("one", Notice("log", {"level": "info", "data": {"fields": list(range(300))}}))
     await trio.testing.wait_all_tasks_blocked()
     assert sent[-1][1] == {"fields": list(range(300))}  # the control: a usual one passes as it is
+    nursery.cancel_scope.cancel()
+
+
+@pytest.mark.trio
+async def test_a_text_whose_call_is_answered_meanwhile_waits_for_the_next_request(
+    nursery: trio.Nursery, tmp_path: Path
+) -> None:
+    """The newer protocol drops a log on a request that has its answer."""
+    catalogue = Catalogue(nursery, list, ToolRecord.at(tmp_path / "tools"), lambda text: None)
+    client: Any
+
+    class Refused:
+        async def make(self, call: GatewayCall, on_progress: Any) -> Made:
+            client.tell("one", "warning", "during")
+            await trio.testing.wait_all_tasks_blocked()
+            client.tell("one", "warning", "at the end")
+            return Made("done")
+
+    client = ClientGateway(catalogue, Refused(), ClientQuestions(), "me", ClientSettings(), nursery)
+
+    def context(of: str, sent: list[tuple[str, str]]) -> Any:
+        async def send(level: str, text: str, logger: str) -> None:
+            sent.append((of, text))
+
+        session = SimpleNamespace(send_log_message=send)
+        return SimpleNamespace(
+            session=session,
+            request=None,
+            meta={},
+            method="ping",
+            request_id=1,
+            protocol_version=MODERN_PROTOCOL_VERSIONS[0],
+        )
+
+    async def answer(context: Any) -> None: ...
+
+    sent: list[tuple[str, str]] = []
+    await client._make(
+        ClientRequest(client, context("call", sent), "tool t"), FakeSource("one"), "t", {}, "tool"
+    )
+    await trio.testing.wait_all_tasks_blocked()
+    assert sent == [("call", "during")]
+    await client._remember(context("next", sent), answer)
+    assert sent == [("call", "during"), ("next", "at the end")]
     nursery.cancel_scope.cancel()
 
 
