@@ -297,7 +297,8 @@ def _take(state: LifecycleState, event: LifecycleEvent, now: float) -> tuple[Lif
         case CellOpened():
             return _opened(state, cell, now)
         case CellOver():
-            return _with(state, cell._replace(stage="ending", failed=cell.stage in ("starting", "ready"))), ()
+            failed = cell.failed or cell.stage in ("starting", "ready")  # several may have seen it
+            return _with(state, cell._replace(stage="ending", failed=failed)), ()
         case CellEnded(_, reason, chance):
             return _ended(state, cell, reason, chance, now)
         case HealthAnswered():

@@ -219,6 +219,8 @@ class SupervisedPlugin:
         finally:
             took = trio.current_time() - began
             self._call_seconds += (took - self._call_seconds) / 8
+            if cell.opened is not None and cell.opened.over.is_set():
+                self.step(CellOver(cell.number))  # now: the caller's next call is not for this process
             self.step(Finished(cell.number))
 
     async def _call_in(self, opened: OpenPlugin, request: CallRequest, deadline: Deadline) -> Result:

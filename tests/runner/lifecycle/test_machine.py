@@ -407,7 +407,7 @@ def test_sessions_grow_with_the_calls_that_wait_up_to_their_limit() -> None:
 def test_a_plugin_that_is_over_gets_no_call_and_fails_when_its_cell_has_ended() -> None:
     life = Life(LAZY)
     life.take(StartAsked(), CellOpened(1))
-    assert life.take(CellOver(1)) == () and life.name == "draining"
+    assert life.take(CellOver(1), CellOver(1)) == () and life.name == "draining"  # a call sees it too
     assert life.take(Called()) == () and life.state.waiting == 1
     life.take(CellEnded(1, "crashed: exit:1"))
     assert (life.name, life.state.reason, life.state.waiting) == ("backoff", "crashed: exit:1", 1)

@@ -207,6 +207,7 @@ async def test_a_plugin_that_ends_with_calls_in_flight(steer: Path) -> None:
             async def hold() -> None:
                 failure = await failure_of(supervisor, "steer", "steer_hold")
                 assert failure.outcome.code == "crashed"
+                assert status(supervisor, "steer").state != "ready"  # the next call is for another process
 
             nursery.start_soon(hold)
             await in_flight(supervisor, "steer", 1)
