@@ -82,12 +82,11 @@ _last: tuple[Document, str, Host | None, tuple[HostServer, ...], bool] | None = 
 
 def _is_own_folder(path: str, found: Sequence[HostServer], home: str) -> bool:
     """Whether the folder of a manifest is a plugin's own, as `runner new` makes one: mcp.json of no host,
-    whose programs all lie beside it. A server that reads the folder reads this file too: one with several
-    servers may give none of them a variable."""
+    whose programs all lie beside it. The file itself is never shown."""
     folder, name = os.path.split(path)
     if name != OWN_FILE or os.path.basename(folder).startswith(".") or place_of(path, home) is not None:
         return False
-    return all(_lies_in(folder, each, home) and (len(found) == 1 or not each.env) for each in found)
+    return all(_lies_in(folder, each, home) for each in found)
 
 
 def _lies_in(folder: str, server: HostServer, home: str) -> bool:

@@ -88,7 +88,6 @@ OWN = {"command": "./server.py", "x-sandbox": {"read": ["${plugin_dir}"]}}
         ("/srv/greeter/mcp.json", {"a": OWN}, True),
         ("/srv/greeter/mcp.json", {"a": {**OWN, "command": "python3", "args": ["src/server.py"]}}, True),
         ("/srv/greeter/mcp.json", {"a": {"command": "./server.py"}}, None),
-        ("/srv/greeter/mcp.json", {"a": {**OWN, "env": {"TOKEN": "t"}}}, True),
         ("/srv/greeter/mcp.json", {"a": OWN, "b": OWN, "c": {"command": "${plugin_dir}/c.py"}}, True),
         # The program is another one's.
         ("/srv/greeter/mcp.json", {"a": {**OWN, "command": "../server.py"}}, False),
@@ -98,10 +97,9 @@ OWN = {"command": "./server.py", "x-sandbox": {"read": ["${plugin_dir}"]}}
         ("/srv/greeter/mcp.json", {"a": {**OWN, "command": "~/server.py"}}, False),
         ("/srv/greeter/mcp.json", {"a": {**OWN, "command": "${HOME}/server.py"}}, False),
         ("/srv/greeter/mcp.json", {"a": {**OWN, "cwd": "/srv"}}, False),
-        # Another server of the file is not of this folder, or its variables would be shown.
+        # Another server of the file is not of this folder.
         ("/srv/greeter/mcp.json", {"a": OWN, "b": {"command": "npx", "args": ["-y", "other"]}}, False),
         ("/srv/greeter/mcp.json", {"a": OWN, "b": {"url": "https://example.com/mcp"}}, False),
-        ("/srv/greeter/mcp.json", {"a": OWN, "b": {**OWN, "env": {"TOKEN": "t"}}}, False),
         # The file is that of a host or of a project.
         ("/srv/greeter/.mcp.json", {"a": OWN}, False),
         ("/srv/greeter/.cursor/mcp.json", {"a": OWN}, False),
