@@ -115,9 +115,8 @@ def _lacks_npm() -> str:
     return _lacks_program("node", "nodejs") if installed else "needs servers from npm (scripts/setup test)"
 
 
-def _lacks_chromium() -> str:
-    names = (("chromium", "chromium"), ("chromedriver", "chromium-driver"))
-    return next(filter(None, (_lacks_program(name, package) for name, package in names)), "")
+def _lacks_programs(*programs: tuple[str, str]) -> str:
+    return next(filter(None, (_lacks_program(name, package) for name, package in programs)), "")
 
 
 # As scripts/setup unpacks it, or installed. NATS_SERVER names another version.
@@ -171,11 +170,15 @@ _CAPABILITIES: Mapping[str, Callable[[], str]] = {
     "openssl": lambda: _lacks_program("openssl", "openssl"),
     "zsh": lambda: _lacks_program("zsh", "zsh"),
     "fish": lambda: _lacks_program("fish", "fish"),
-    "chromium": _lacks_chromium,
+    "chromium": lambda: _lacks_programs(("chromium", "chromium"), ("chromedriver", "chromium-driver")),
     "nats": _lacks_nats,
     "nats-cluster": _lacks_nats_cluster,
     "docker-registry": lambda: "" if docker_registry() else "needs docker-registry (scripts/setup test)",
     "systemd": _lacks_systemd,
+    "binutils": lambda: _lacks_programs(
+        ("x86_64-linux-gnu-as", "binutils-x86-64-linux-gnu"),
+        ("aarch64-linux-gnu-as", "binutils-aarch64-linux-gnu"),
+    ),
     "redis": lambda: _lacks_program("redis-check-rdb", "redis-tools"),
     "registry": lacks_registry,
 }

@@ -1,4 +1,4 @@
-"""The last program before the plugin: its bytes, and its behaviour."""
+"""The last program before the plugin: its behaviour. Its bytes: test_machine_code.py."""
 
 from __future__ import annotations
 
@@ -13,47 +13,12 @@ from typing import Any
 
 import pytest
 
-from sandbox.spawn import launcher, reaper
-from sandbox.spawn.machine_code import instructions
+from sandbox.spawn import launcher
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox import cages
 
-_ASSEMBLERS = {"x86_64": "x86_64-linux-gnu-as", "aarch64": "aarch64-linux-gnu-as"}
-
-
 # --- what it is made of ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("listings", [launcher.LISTINGS, reaper.LISTINGS], ids=["launcher", "reaper"])
-@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_the_bytes_are_what_the_assembler_makes_of_the_text(
-    machine: str, listings: dict[str, str], tmp_path: Path
-) -> None:
-    assembler = shutil.which(_ASSEMBLERS[machine])
-    if assembler is None and machine == os.uname().machine:
-        assembler = shutil.which("as")
-    if assembler is None:
-        pytest.skip(f"there is no assembler for {machine} here")
-    listing = listings[machine]
-    lines = [line.strip().partition("  ") for line in listing.splitlines() if line.strip()]
-    text = "".join(f"{words.strip() or label}\n" for label, _, words in lines)
-    intel = ".intel_syntax noprefix\n" if machine == "x86_64" else ""
-    (tmp_path / "text.s").write_text(intel + text)
-    subprocess.run([assembler, "-o", tmp_path / "text.o", tmp_path / "text.s"], check=True)
-    assert _text_section((tmp_path / "text.o").read_bytes()) == instructions(listing)
-
-
-def _text_section(elf: bytes) -> bytes:
-    """The first section of an object file that holds instructions."""
-    table = int.from_bytes(elf[40:48], "little")
-    count = int.from_bytes(elf[60:62], "little")
-    for at in range(table, table + count * 64, 64):
-        kind, flags = (int.from_bytes(elf[at + n : at + n + 4], "little") for n in (4, 8))
-        if (kind, flags) == (1, 6):  # SHT_PROGBITS, SHF_ALLOC | SHF_EXECINSTR
-            start, size = (int.from_bytes(elf[at + n : at + n + 8], "little") for n in (24, 32))
-            return elf[start : start + size]
-    raise AssertionError("no instructions")
 
 
 def test_it_is_for_two_machines_only() -> None:
