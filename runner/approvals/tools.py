@@ -269,7 +269,7 @@ class ToolRecord:
             seen = SeenTools(_texts(data["tools"]), _texts(data["proposed"]), float(data["when"]), version)
             listed, origin = data.get("listed", []), data.get("origin", "")
             if not isinstance(listed, list) or not all(isinstance(each, str) for each in (*listed, origin)):
-                raise ValueError("what was listed last is no list of names")
+                raise ValueError("the names that were listed last are not a list")
             seen = seen._replace(listed=tuple(listed), origin=origin)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             message = f"{_WHAT} {path} is damaged: {str(error)[:200]}"

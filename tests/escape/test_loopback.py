@@ -48,7 +48,7 @@ NOT_REACHED = {
 
 @contextlib.contextmanager
 def standing_in(word: str, address: str = "127.0.0.1") -> Iterator[int]:
-    """A database of this machine: says its word to who connects. Yields its port."""
+    """A database of this machine, which sends its word to each client that connects. Yields its port."""
 
     class Line(socketserver.BaseRequestHandler):
         def handle(self) -> None:

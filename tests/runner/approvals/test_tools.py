@@ -242,7 +242,7 @@ def test_what_was_listed_last_is_remembered_as_a_person_saw_it(tmp_path: Path, r
     assert remembered() is None  # nothing that could be shown: who asks waits for the plugin
     for damage in ({"listed": "x"}, {"listed": [1]}, {"origin": None}):
         path.write_text(json.dumps({**json.loads(path.read_text()), "listed": [], "origin": "", **damage}))
-        with pytest.raises(ApprovalsUnusable, match="what was listed last is no list of names"):
+        with pytest.raises(ApprovalsUnusable, match="the names that were listed last are not a list"):
             remembered()
 
 

@@ -845,7 +845,7 @@ def test_a_port_of_this_machine_needs_two_words_of_the_policy(rule: NetworkRule,
     # Another port of it, and every port, never.
     for other in ("localhost:6378", "localhost:*", "localhost:6379-6381"):
         assert given(SandboxSpec(network=Network("allowlist", (other,))), policy).refused
-    # Neither for who names none, or every host.
+    # Nor does a request for every host, or for the open network, give a port.
     listed = NetworkRule("none", rule.ceiling, (*rule.hosts, "a.example:1"), loopback=rule.loopback)
     for asked in (Network("allowlist", ("*",)), Network("open", required=False), Network("open")):
         got = given(SandboxSpec(network=asked), PLAIN._replace(network=listed)).network

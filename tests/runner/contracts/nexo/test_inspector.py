@@ -110,9 +110,9 @@ OTHER = reply("other")
 WITHHELD: Mapping[str, tuple[Lines, str]] = {
     "a banner": ((("<", b"hello"),), "not_json"),
     "a progress bar": ((*HELLO, ("<", b"\r10 %\r20 %")), "not_json"),
-    "lines for who ends them at a carriage return": ((*HELLO, ("<", b"x\r" + EVIL + b"\rx")), "not_json"),
+    "two lines, if a carriage return ends one": ((*HELLO, ("<", b"x\r" + EVIL + b"\rx")), "not_json"),
     "lines for str.splitlines": ((*HELLO, ("<", "x\u2028".encode() + EVIL)), "not_json"),
-    "for who reads a stream of JSON": ((*HELLO, ("<", b"{}" + EVIL)), "not_json"),
+    "two values, read as a stream": ((*HELLO, ("<", b"{}" + EVIL)), "not_json"),
     "more lines than we look at": ((*HELLO, ("<", b"{}\r" * 300_000)), "not_json"),
     "single quotes": ((*HELLO, ("<", EVIL.replace(b'"', b"'"))), "not_json"),
     "a comma too many": ((*HELLO, ("<", EVIL.replace(b"}}}", b"}},}"))), "not_json"),
@@ -210,7 +210,7 @@ WITHHELD: Mapping[str, tuple[Lines, str]] = {
 
 # Those that a session acts on. They end the plugin, here and there.
 AMBIGUOUS: Mapping[str, Lines] = {
-    "an array of messages for who ends lines at a carriage return": (*HELLO, ("<", b"[1,\r" + EVIL + b"\r]")),
+    "an array of messages, if a carriage return ends a line": (*HELLO, ("<", b"[1,\r" + EVIL + b"\r]")),
     "these within a message": (*HELLO, ("<", b'{"method":"m","params":\r' + EVIL + b"\r}")),
     "more of them within a message": (*HELLO, ("<", b"[" + b"1,\r" * 250_000 + b"1]")),
     "capital letters within a message": (

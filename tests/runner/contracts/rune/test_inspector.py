@@ -119,7 +119,7 @@ WRONG = {
         "malformed_response",
         "request_id",
     ),
-    "one within another, for who ends lines at a carriage return": (
+    "one within another, if a carriage return ends a line": (
         (
             *HELLO,
             ("<", b'{"type":"response","request_id":"r1","status":"ok","output":\r' + response() + b"\r}"),

@@ -692,7 +692,7 @@ def test_a_plugin_that_refuses_the_addresses_of_its_cage(tmp_path: Path, address
     ):
         assert f"names the address {address}: in the cage" in found[0].what and found[0].option == ""
         assert advice_of_calls(found) == found
-    assert advise(scene(tmp_path, network="host"), said) == ()  # there it is no address of ours
+    assert advise(scene(tmp_path, network="host"), said) == ()  # that network is the machine's
     for other in (f"connect ECONNREFUSED {address}:443", "10.0.0.1 is a private address"):
         assert advise(scene(tmp_path, network="allowlist"), other) == ()
 
