@@ -143,7 +143,7 @@ class Peer:
             self._errors.append((plugin_id, value))
         return wire.encode({"jsonrpc": "2.0", "id": plugin_id, kind: value})
 
-    def reply(self, ticket: int, answer: Answer, most: int, limit: str) -> bytes | None:
+    def reply(self, ticket: int, answer: Answer, most: float, limit: str) -> bytes | None:
         """The frame of an answer. In place of an answer that is not JSON or has more than `most` bytes, an
         error whose text ends with `limit`. The plugin's own id may make that too long as well."""
         plugin_id = self.asked_as(ticket)
@@ -166,6 +166,11 @@ class Peer:
     def waits_for(self, token: Hashable) -> int | None:
         """The id under which `token` is open. The newest, if there are more."""
         return self._numbers.get(token)
+
+    def token_of(self, number: Any) -> Hashable:
+        """The inverse, for an id that the plugin names. By type: in Python, True and 1.0 equal 1."""
+        ours = self._pending.get(number) if type(number) is int else None
+        return None if ours is None else ours[0]
 
     @property
     def noise(self) -> str:
@@ -256,14 +261,11 @@ class Peer:
 
     def _response(self, message: dict[str, Any]) -> Incoming:
         number, error = message["id"], message.get("error")
-        # By type: in Python, True and 1.0 equal 1.
-        ours = self._pending.get(number) if type(number) is int else None
-        if ours is None:
+        if (token := self.token_of(number)) is None:
             return self._unasked(number)
         if self._errors and not self._passes_errors and (number, error) in self._errors:
             return RpcStray("echo", "our own error came back as an answer")
         del self._pending[number]
-        token = ours[0]
         if self._numbers.get(token) == number:
             del self._numbers[token]
         if error is None:

@@ -19,11 +19,12 @@ from typing import Any
 from runner.contracts.kaged import CONTEXT, CONTRACT, hooks
 from runner.contracts.kaged.declared import Declared, DeclaredTool, declared_by
 from runner.plugin import Plugin
-from runner.protocol.dialect import Call, CallRefused, Refusal, Violation, stray_context
+from runner.protocol.dialect import Call, CallRefused, Refusal, stray_context
 from runner.protocol.memory import COMPILED, BoundedCache
+from runner.protocol.rpc_dialect import undeclared
 from runner.protocol.schema import Schema
 from runner.protocol.schema_cost import SchemaFault
-from sandbox.document.diagnostic import did_you_mean, printable, quoted
+from sandbox.document.diagnostic import printable, quoted
 
 KEY = "_context"
 PRIMARY = "primary"
@@ -171,9 +172,4 @@ def _known(token: int, what: str, name: str, known: Collection[str]) -> str:
 
 
 def _unknown(token: int, what: str, name: str, known: Collection[str]) -> CallRefused:
-    if known:
-        message = f"there is no {what} {quoted(name)} in the plugin's manifest"
-        hint = did_you_mean(name, known) or f"there are: {', '.join(known)}"
-    else:
-        message, hint = f"the plugin's manifest declares no {what}s", f"declare them under {what}s"
-    return CallRefused(Violation("tool_not_exposed", message, what, hint, token))
+    return undeclared(token, what, name, known, f"declare them under {what}s", " in the plugin's manifest")
