@@ -21,9 +21,9 @@ from typing import Any
 
 from runner.contracts.nexo import CONTRACT, DECLARED
 from runner.plugin import Plugin
-from runner.protocol.dialect import Call, CallRefused, Refusal, Violation, stray_context
-from sandbox.document.diagnostic import did_you_mean, quoted
-from sandbox.speed.value import NamedTuple
+from runner.protocol.dialect import Call, CallRefused, Refusal, stray_context
+from runner.protocol.rpc_dialect import RpcCall, undeclared
+from sandbox.document.diagnostic import quoted
 
 _CHANNEL_VERBS = ("start", "stop", "send_outbound")
 _MEMORY_VERBS = ("vector_upsert", "vector_search", "vector_delete")
@@ -34,18 +34,8 @@ RESERVED = ("initialize", "shutdown")
 DEFAULT_AGENT = "runner"
 
 
-class MethodCall(NamedTuple):
-    method: str
-    params: Any
-    streams: bool = False
-
-
-class OpenCall(NamedTuple):
-    """A call that waits for its answer."""
-
-    family: str  # of error codes: see errors.py
-    number: int  # its id on the wire
-    hook: str = ""
+# What an RpcCall is about: its answer comes in pieces, or its errors have the codes of all families.
+STREAM, OUTBOUND_TOOL = "stream", "outbound_tool"
 
 
 def list_declared(token: int, call: Call, plugin: Plugin) -> list[dict[str, Any]]:
@@ -63,13 +53,13 @@ def check_hook(plugin: Plugin, call: Call) -> None:
     request(0, call, plugin)
 
 
-def request(token: int, call: Call, plugin: Plugin) -> MethodCall:
+def request(token: int, call: Call, plugin: Plugin) -> RpcCall:
     """Every kind except tools, which the dialect checks against its list. Raises CallRefused."""
     exports = dict(plugin.exports)
     if call.kind == "hook":
         name = _declared(token, "hook", call.name, exports.get("hooks", ()))
         event = {} if call.input is None else call.input
-        return MethodCall("hook.on_hook", {"plugin_id": plugin.id, "hook_name": name, "event": event})
+        return RpcCall("hook.on_hook", {"plugin_id": plugin.id, "hook_name": name, "event": event}, name)
     if call.kind == "channel":
         return _channel(token, call, exports.get("channels", ()))
     if call.kind == "llm":
@@ -83,7 +73,7 @@ def request(token: int, call: Call, plugin: Plugin) -> MethodCall:
         streams = (
             call.name == "llm.chat" and isinstance(call.input, dict) and call.input.get("stream") is True
         )
-        return MethodCall(call.name, call.input, streams)
+        return RpcCall(call.name, call.input, about=STREAM * streams)
     if call.kind == "event":
         message = "an event has no answer: send it as the notification broker.event"
         raise CallRefused(Refusal(token, "-32601", message, "unsupported"))
@@ -91,7 +81,7 @@ def request(token: int, call: Call, plugin: Plugin) -> MethodCall:
     raise CallRefused(Refusal(token, "-32601", message, "unsupported"))
 
 
-def tool(call: Call, plugin: Plugin, method: str) -> MethodCall:
+def tool(call: Call, plugin: Plugin, method: str) -> RpcCall:
     """The request for a tool whose name and arguments have been checked."""
     params: dict[str, Any] = {
         "plugin_id": plugin.id,
@@ -101,7 +91,7 @@ def tool(call: Call, plugin: Plugin, method: str) -> MethodCall:
     }
     if "policy" in call.context:
         params["policy"] = call.context["policy"]
-    return MethodCall(method, params)
+    return RpcCall(method, params, about="" if method == "tool.invoke" else OUTBOUND_TOOL)
 
 
 def arguments(call: Call) -> Any:
@@ -126,7 +116,7 @@ def is_stream(call: Call) -> bool:
     return named and isinstance(call.input, Mapping) and call.input.get("stream") is True
 
 
-def _channel(token: int, call: Call, kinds: tuple[str, ...]) -> MethodCall:
+def _channel(token: int, call: Call, kinds: tuple[str, ...]) -> RpcCall:
     verb = call.name.removeprefix("channel.")
     if verb not in _CHANNEL_VERBS:
         raise _unknown(token, "channel call", call.name, _CHANNEL_VERBS)
@@ -136,13 +126,13 @@ def _channel(token: int, call: Call, kinds: tuple[str, ...]) -> MethodCall:
         if not isinstance(given.get("msg"), Mapping):
             message = "channel.send_outbound needs the message as an object under msg"
             raise CallRefused(Refusal(token, "-32602", message, "invalid_params"))
-        return MethodCall("channel.send_outbound", {**given, "kind": kind})
+        return RpcCall("channel.send_outbound", {**given, "kind": kind})
     if verb == "start":
         given = {"instance": None, **given}
-    return MethodCall(f"channel.{verb}", {**given, "kind": kind})
+    return RpcCall(f"channel.{verb}", {**given, "kind": kind})
 
 
-def _llm(token: int, call: Call, providers: tuple[str, ...]) -> MethodCall:
+def _llm(token: int, call: Call, providers: tuple[str, ...]) -> RpcCall:
     given = dict(_object(token, call))
     if call.name in providers:
         given["provider"] = call.name
@@ -161,16 +151,16 @@ def _llm(token: int, call: Call, providers: tuple[str, ...]) -> MethodCall:
     if not isinstance(model, str):
         raise CallRefused(Refusal(token, "-32602", "llm.chat needs the name of a model", "invalid_params"))
     params = {"provider": provider, "model": model, "stream": streams, "request": {"model": model, **inner}}
-    return MethodCall("llm.chat", params, streams)
+    return RpcCall("llm.chat", params, about=STREAM * streams)
 
 
-def _memory(token: int, call: Call, backends: tuple[str, ...]) -> MethodCall:
+def _memory(token: int, call: Call, backends: tuple[str, ...]) -> RpcCall:
     verb = call.name.removeprefix("memory.")
     if verb not in _MEMORY_VERBS:
         raise _unknown(token, "memory call", call.name, _MEMORY_VERBS)
     given = _object(token, call)
     backend = _chosen(token, "memory backend", "backend", given, backends)
-    return MethodCall(f"memory.{verb}", {**given, "backend": backend})
+    return RpcCall(f"memory.{verb}", {**given, "backend": backend})
 
 
 def _object(token: int, call: Call) -> dict[str, Any]:
@@ -200,9 +190,4 @@ def _declared(token: int, what: str, name: str, declared: tuple[str, ...]) -> st
 
 
 def _unknown(token: int, what: str, name: str, known: tuple[str, ...]) -> CallRefused:
-    if not known:
-        message, hint = f"the plugin's manifest declares no {what}s", "declare them under [plugin.extends]"
-    else:
-        message = f"there is no {what} {quoted(name)}"
-        hint = did_you_mean(name, known) or f"there are: {', '.join(known)}"
-    return CallRefused(Violation("tool_not_exposed", message, what.replace(" ", "_"), hint, token))
+    return undeclared(token, what, name, known, "declare them under [plugin.extends]")

@@ -9,14 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from runner.outcome import Code
-from runner.protocol.dialect import Refusal, Violation
-from sandbox.document.diagnostic import printable
+from runner.protocol.dialect import Refusal
 from sandbox.speed.value import NamedTuple
 
 TOOL_NOT_FOUND, TOOL_ARGUMENT_INVALID = -33401, -33402
-
-_MOST_CHARACTERS = 2000  # of a message
 
 
 class Meaning(NamedTuple):
@@ -78,23 +74,9 @@ _FAMILIES: Mapping[str, Mapping[int, Meaning]] = {
 
 def make_refusal(call: int, family: str, code: int, message: str, data: Any) -> Refusal:
     """The answer to a call that a plugin refused, with all fields of `data` that the contract promises."""
+    text = message or f"the plugin answered with error {code}"
     meaning = _FAMILIES.get(family, {}).get(code) or _ANY.get(code) or Meaning("other")
-    text = printable(message[:_MOST_CHARACTERS]).strip() or f"the plugin answered with error {code}"
     if meaning.fields:
         given = data if isinstance(data, dict) else {}
         data = {name: text if value is MESSAGE else value for name, value in meaning.fields} | given
     return Refusal(call, str(code), text, meaning.kind, data)
-
-
-def judge_stray(why: str, detail: str, *, wired: bool) -> Violation | None:
-    """Returns the fault of a message that is neither request nor answer. `wired`: after the handshake."""
-    if why == "echo":
-        text = f"it sends our own messages back: {detail}"
-        code: Code = "malformed_response" if wired else "handshake_failed"
-        return Violation(code, text, "echo", "check that the command starts a nexo plugin")
-    if why == "ambiguous":
-        return Violation("malformed_response", f"a line on its stdout breaks the protocol: {detail}", why)
-    if why == "too_many":
-        text = f"it does not wait for answers: {detail}"
-        return Violation("malformed_response", text, "too_many_requests")
-    return None
