@@ -24,8 +24,9 @@ from runner.contracts.ainb.screen import (
     describe_rendering,
     read_rendering,
 )
-from runner.protocol.dialect import Call, CallRefused, Refusal, Violation
-from sandbox.document.diagnostic import did_you_mean, quoted
+from runner.protocol.dialect import Call, CallRefused, Refusal
+from runner.protocol.rpc_dialect import RpcCall, undeclared
+from sandbox.document.diagnostic import quoted
 from sandbox.speed.value import NamedTuple
 
 CLI_DISPATCH = "plugin/cli_dispatch"
@@ -38,12 +39,6 @@ _UNSUPPORTED, _INVALID_PARAMS = "-32601", "-32602"
 _LISTS = ("screens", "commands", "snapshots", "subscribes")
 _MOST_STATUS = 255
 MOST_CELLS = 1_000_000  # of one screen. Its lines are made of them, blanks included
-
-
-class Request(NamedTuple):
-    method: str
-    params: dict[str, Any]
-    generation: int = 0  # the next one
 
 
 class BadResult(Exception):
@@ -59,11 +54,11 @@ def list_entries(token: int, name: str, declared: Declared, description: str) ->
     return [{"name": each} for each in getattr(declared, name)]
 
 
-def make_request(token: int, call: Call, declared: Declared, generation: int, seconds: float) -> Request:
+def make_request(token: int, call: Call, declared: Declared, generation: int, seconds: float) -> RpcCall:
     """Raises CallRefused."""
     if call.kind == "tool":
         name = _known(token, "cli namespace", call.name, declared.cli_namespaces, "cli_namespaces")
-        return Request(CLI_DISPATCH, {"namespace": name, "argv": _argv(token, call.input)}, generation)
+        return RpcCall(CLI_DISPATCH, {"namespace": name, "argv": _argv(token, call.input)}, about="tool")
     if call.kind == "render":
         return _render(token, call, declared, generation)
     if call.kind == "action":
@@ -74,7 +69,7 @@ def make_request(token: int, call: Call, declared: Declared, generation: int, se
             message = f"the input of an action {fault}"
             raise _refuse(token, _INVALID_PARAMS, message, "invalid_params") from None
         params = {"action": name, "payload": data, "timeout_ms": int(seconds * 1000)}
-        return Request(ACTION_INVOKE, params, generation)
+        return RpcCall(ACTION_INVOKE, params, about="action")
     message = f"a plugin of this contract has no {call.kind}s: it has tools, renders, actions and events"
     raise _refuse(token, _UNSUPPORTED, message, "unsupported")
 
@@ -89,7 +84,7 @@ def _argv(token: int, given: Any) -> list[str]:
     return list(argv)
 
 
-def _render(token: int, call: Call, declared: Declared, generation: int) -> Request:
+def _render(token: int, call: Call, declared: Declared, generation: int) -> RpcCall:
     if call.name:
         _known(token, "screen", call.name, declared.screens, "screens")
     given = call.input if isinstance(call.input, Mapping) else {}
@@ -109,18 +104,14 @@ def _render(token: int, call: Call, declared: Declared, generation: int) -> Requ
     if type(number) is not int or not 0 <= number <= _MOST_U64:
         message = "generation is not an integer from 0 to 2^64-1"
         raise _refuse(token, _INVALID_PARAMS, message, "invalid_params")
-    return Request(RENDER, {"viewport": size, "generation": number}, generation + 1)
+    return RpcCall(RENDER, {"viewport": size, "generation": number}, about="render")
 
 
 def _known(token: int, what: str, name: str, known: Collection[str], key: str) -> str:
-    if name in known:
-        return name
-    if known:
-        message = f"there is no {what} {quoted(name)} in the plugin's manifest"
-        hint = did_you_mean(name, known) or f"there are: {', '.join(known)}"
-    else:
-        message, hint = f"the plugin's manifest declares no {key}", f"declare them under [provides].{key}"
-    raise CallRefused(Violation("tool_not_exposed", message, what.replace(" ", "_"), hint, token))
+    if name not in known:
+        remedy = f"declare them under [provides].{key}"
+        raise undeclared(token, what, name, known, remedy, " in the plugin's manifest", plural=key)
+    return name
 
 
 def _refuse(token: int, code: str, message: str, kind: str) -> CallRefused:
