@@ -143,9 +143,10 @@ class Peer:
             self._errors.append((plugin_id, value))
         return wire.encode({"jsonrpc": "2.0", "id": plugin_id, kind: value})
 
-    def reply(self, ticket: int, answer: Answer, most: float, limit: str) -> bytes | None:
-        """The frame of an answer. In place of an answer that is not JSON or has more than `most` bytes, an
-        error whose text ends with `limit`. The plugin's own id may make that too long as well."""
+    def reply(self, ticket: int, answer: Answer, most: float, limit: str, not_json: str) -> bytes | None:
+        """The frame of an answer. In place of an answer that is not JSON, an error with the text `not_json`,
+        and of one with more than `most` bytes, an error whose text ends with `limit`. The plugin's own id may
+        make that too long as well."""
         plugin_id = self.asked_as(ticket)
         try:
             if answer.error is not None:
@@ -156,7 +157,7 @@ class Peer:
                 return raw
             why = f"the answer has {len(raw)} bytes, {limit}"
         except ValueError:
-            why = "the answer is not JSON"
+            why = not_json
         return wire.encode(
             {"jsonrpc": "2.0", "id": plugin_id, "error": {"code": INTERNAL_ERROR, "message": why}}
         )

@@ -7,7 +7,7 @@ Once a conversation is over, nothing is heard.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
 from runner.outcome import Code
@@ -67,7 +67,8 @@ class RpcDialect(Dialect):
     most: float  # bytes of a message of ours
     # Ends of the sentences "the call has … bytes, " and "the answer has … bytes, ".
     call_limit: str
-    answer_limit: str
+    answer_limit: str = ""
+    not_json = "the answer is not JSON"  # the text of the error in place of such an answer
 
     context_keys: Mapping[str, Sequence[str]]  # of each kind of call: Contract.calls
     kinds: Mapping[int, str] = KINDS
@@ -176,10 +177,8 @@ class RpcDialect(Dialect):
 
     def _take(self, value: Any, message: Message) -> Events:
         heard = self._peer.receive(value)
-        if isinstance(heard, jsonrpc.RpcResult):
-            return self._answered(heard.token, heard.value, message.weight)
-        if isinstance(heard, jsonrpc.RpcError):
-            return self._refused(heard, message.weight)
+        if isinstance(heard, (jsonrpc.RpcResult, jsonrpc.RpcError)):
+            return self._replied(heard, message.weight)
         if isinstance(heard, jsonrpc.RpcRequest):
             return self._asked(heard)
         if isinstance(heard, jsonrpc.RpcNotification):
@@ -205,16 +204,18 @@ class RpcDialect(Dialect):
             return self._end(Violation("malformed_response", text, self.flood_cause))
         return ()
 
-    def _answered(self, token: Hashable, value: Any, weight: int) -> Events:
-        if token == INITIALIZE:
-            return self._initialized(value, weight)
-        if token == SHUTDOWN:
+    def _replied(self, answer: jsonrpc.RpcResult | jsonrpc.RpcError, weight: int) -> Events:
+        if isinstance(answer, jsonrpc.RpcError):
+            return self._refused(answer)
+        if answer.token == INITIALIZE:
+            return self._initialized(answer.value, weight)
+        if answer.token == SHUTDOWN:
             return (ShutdownAnswered(),)
-        if not isinstance(token, int):
+        if not isinstance(answer.token, int):
             return self._own_answered(None)
-        return self._result(token, self._open.pop(token), value)
+        return self._result(answer.token, self._open.pop(answer.token), answer.value)
 
-    def _refused(self, error: jsonrpc.RpcError, weight: int) -> Events:
+    def _refused(self, error: jsonrpc.RpcError) -> Events:
         token, said = error.token, self._quote(error.message, error.code)
         if token == INITIALIZE:
             text = f"it refuses {self.handshake_word}: {said}"
@@ -310,7 +311,7 @@ class RpcDialect(Dialect):
     # --- answers to the plugin, and the end -----------------------------------------------------------------
 
     def answer(self, ticket: int, answer: Answer) -> Events:
-        raw = self._peer.reply(ticket, answer, self.most, self.answer_limit)
+        raw = self._peer.reply(ticket, answer, self.most, self.answer_limit, self.not_json)
         return () if raw is None else self._reply(raw)
 
     def _reply(self, raw: bytes) -> Events:

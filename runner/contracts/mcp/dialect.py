@@ -5,6 +5,7 @@ handshake.py has the handshake. pending_call.py has the calls and the meaning of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -13,17 +14,15 @@ from runner.contracts.mcp.handshake import DISCOVER, INITIALIZE, Handshake
 from runner.contracts.mcp.pending_call import Ask, More, PendingCall, Step
 from runner.contracts.mcp.tools import Catalogue
 from runner.contracts.mcp.versions import Era
-from runner.outcome import Code
-from runner.protocol import wire
+from runner.protocol import jsonrpc, wire
 from runner.protocol.dialect import (
     Answer,
     Call,
     CallRefused,
-    Dialect,
     Event,
+    Events,
     HostCall,
     HostCallCancelled,
-    Lane,
     Message,
     Notice,
     Progress,
@@ -35,22 +34,8 @@ from runner.protocol.dialect import (
     Violation,
     stray_context,
 )
-from runner.protocol.frames import LineFramer, line
-from runner.protocol.jsonrpc import (
-    INTERNAL_ERROR,
-    INVALID_PARAMS,
-    INVALID_REQUEST,
-    METHOD_NOT_FOUND,
-    MOST_TICKETS,
-    Peer,
-    RpcError,
-    RpcNotification,
-    RpcRequest,
-    RpcResult,
-    RpcStray,
-    read_line,
-)
 from runner.protocol.memory import STANDING, Share
+from runner.protocol.rpc_dialect import RpcDialect
 from sandbox.document.diagnostic import quoted
 
 # Bytes. The protocol has no limit, and results carry images and files in base64: 16 MiB holds a file of 12
@@ -89,10 +74,18 @@ def make(setting: Setting) -> McpDialect:
     return McpDialect(setting)
 
 
-class McpDialect(Dialect):
+class McpDialect(RpcDialect):
+    frame_limit = FRAME_LIMIT
+    most = math.inf  # bytes of a message of ours: the protocol has no limit
+    not_json = "the host has no answer that could be sent"
+    plugin_word, frame_word = "the server", "a line that"
+    check_hint = "check that the command starts an MCP server"
+    flood_cause = "flood"
+    handshake_is_raisable = True
+
     def __init__(self, setting: Setting) -> None:
+        super().__init__(jsonrpc.Peer(one_kind=True))
         self._setting = setting
-        self._peer = Peer(one_kind=True)
         self._handshake = Handshake(setting, self._peer)
         self._standing = Share(STANDING)
         self._catalogue = Catalogue(self._standing)
@@ -107,11 +100,9 @@ class McpDialect(Dialect):
         self._envelopes: tuple[bytes, bytes] | None = None
         self._call_seconds = dict(setting.plugin.timeouts).get("call", CALL_SECONDS)
         self._told_empty = False
-        self._counted = {"unreadable": 0, "not_rpc": 0, "stray_progress": 0, "dropped": 0}
+        self._counters = {"unreadable": 0, "not_rpc": 0, "stray_progress": 0, "dropped": 0}
 
     # --- the Dialect interface -------------------------------------------------------------------
-
-    handshake_is_raisable = True
 
     @property
     def handshake_seconds(self) -> float:
@@ -124,27 +115,16 @@ class McpDialect(Dialect):
     def seconds(self, call: Call) -> float:
         return self._call_seconds
 
-    def framer(self) -> LineFramer:
-        return LineFramer(FRAME_LIMIT)
-
     def read(self, raw: bytes) -> Message:
         # Only `feed` ends the handshake, and it is not called while a frame is read. For an array, the keys
         # of each message count.
-        value, cause, detail, weight = read_line(raw, self._handshake.era is None or raw[:1] == b"[")
+        value, cause, detail, weight = jsonrpc.read_line(raw, self._handshake.era is None or raw[:1] == b"[")
         if cause is not None:
             return Message(fault=cause, detail=detail, raw=raw[:SHOWN])
         return Message._make((value, "", "", b"", weight, 0.0))
 
     def shutdown_steps(self) -> ShutdownSteps:
         return ShutdownSteps(exit=EXIT_SECONDS, terminate=TERMINATE_SECONDS)
-
-    @property
-    def counters(self) -> Mapping[str, int]:
-        return {"late": self._peer.late, "unknown": self._peer.unknown, **self._counted}
-
-    @property
-    def noise(self) -> str:
-        return self._peer.noise
 
     # --- outgoing messages --------------------------------------------------------------------------------
 
@@ -166,16 +146,21 @@ class McpDialect(Dialect):
             )
             raise CallRefused(Violation("internal", message, call=token))
         if stray := stray_context(call, CONTRACT.calls):
-            raise CallRefused(Refusal(token, str(INVALID_PARAMS), stray, "invalid_context"))
+            raise CallRefused(Refusal(token, str(jsonrpc.INVALID_PARAMS), stray, "invalid_context"))
         if call.kind == "tool" and (unknown := self._catalogue.find_missing(token, call.name)) is not None:
             raise CallRefused(unknown)
         started = PendingCall(token, call, agreed, self._standing)
         try:
-            sent = self._request(started, started.params)
+            sent = self._make_request(started, started.params)
         except ValueError as error:
             self._peer.forget(token)
             raise CallRefused(
-                Refusal(token, str(INVALID_PARAMS), f"the input cannot be sent: {error}", "invalid_arguments")
+                Refusal(
+                    token,
+                    str(jsonrpc.INVALID_PARAMS),
+                    f"the input cannot be sent: {error}",
+                    "invalid_arguments",
+                )
             ) from None
         self._pending[token] = started
         return [sent]
@@ -189,32 +174,24 @@ class McpDialect(Dialect):
         number = self._peer.forget(token)
         if number is not None:
             params = {"requestId": number, "reason": reason}
-            events.append(self._sent(self._peer.notification("notifications/cancelled", params)))
+            events.append(self._send(self._peer.notification("notifications/cancelled", params)))
         return events
 
     def notify(self, method: str, params: Any) -> list[Event]:
         agreed = self._handshake.era
         if agreed is None or agreed.modern or method != "notifications/roots/list_changed":
             message = f"there is no notification {method} to send to this server"
-            raise CallRefused(Refusal(0, str(METHOD_NOT_FOUND), message, "method_not_found"))
-        return [self._sent(self._peer.notification(method), "event")]
+            raise CallRefused(Refusal(0, str(jsonrpc.METHOD_NOT_FOUND), message, "method_not_found"))
+        return [self._send(self._peer.notification(method), "event")]
 
-    def answer(self, ticket: int, answer: Answer) -> list[Event]:
+    def answer(self, ticket: int, answer: Answer) -> Events:
         if ticket < 0:
             return self._input(ticket, answer)
         plugin_id = self._peer.asked_as(ticket)
         self._questions.pop((type(plugin_id), plugin_id), None)
-        try:
-            if answer.error is None:
-                frame = self._peer.result(ticket, answer.result)
-            else:
-                frame = self._peer.error(ticket, *answer.error)
-        except ValueError:  # a service returned something that is not JSON
-            fault = {"code": INTERNAL_ERROR, "message": "the host has no answer that could be sent"}
-            frame = wire.encode({"jsonrpc": "2.0", "id": plugin_id, "error": fault})
-        return [] if frame is None else [self._sent(frame, "reply")]
+        return super().answer(ticket, answer)
 
-    def _request(self, started: PendingCall, params: Mapping[str, Any] | None) -> Send:
+    def _make_request(self, started: PendingCall, params: Mapping[str, Any] | None) -> Send:
         """Raises ValueError if the params are not JSON."""
         agreed = self._handshake.era
         assert agreed is not None
@@ -229,7 +206,7 @@ class McpDialect(Dialect):
             given, meta = params["_meta"], wire.decode(b"{%b}" % member)["_meta"]
             params = {**params, "_meta": {**given, **meta} if isinstance(given, dict) else meta}
             member = b""
-        return self._sent(self._peer.request(started.token, started.method, params or None, member))
+        return self._send(self._peer.request(started.token, started.method, params or None, member))
 
     def _make_envelopes(self, agreed: Era) -> tuple[bytes, bytes]:
         if not agreed.modern:
@@ -238,62 +215,42 @@ class McpDialect(Dialect):
         leveled = {**envelope, _LOG_LEVEL: versions.LOG_LEVEL}
         return wire.encode(envelope)[1:-1], b"," + wire.encode(leveled)[1:-1]
 
-    @staticmethod
-    def _sent(frame: bytes, lane: Lane = "request") -> Send:
-        return Send._make((line(frame), lane))
-
     # --- incoming messages --------------------------------------------------------------------------------
 
-    def feed(self, message: Message) -> list[Event]:
+    def _end(self, violation: Violation) -> list[Event]:
+        return [violation]  # what else stands in the same array is still heard
+
+    @property
+    def _is_early(self) -> bool:
+        return self._handshake.era is None
+
+    def _unreadable(self, message: Message) -> Events:
         if message.fault == "bad_json":
-            return self._noise("unreadable", message.raw)
-        if message.fault:
-            return [
-                Violation(
-                    "malformed_response", f"a line that breaks the protocol: {message.detail}", message.fault
-                )
-            ]
+            return self._not_ours("unreadable", message.raw)
+        return super()._unreadable(message)
+
+    def _take(self, value: Any, message: Message) -> Events:
         agreed = self._handshake.era
-        if isinstance(message.value, list) and agreed is not None and agreed.batches:
-            if len(message.value) > MOST_IN_BATCH:
-                text = f"more than {MOST_IN_BATCH} messages in one array"
-                return [Violation("malformed_response", text, "batch_too_large")]
-            return [event for one in message.value for event in self._take(one, message.weight)]
-        return self._take(message.value, message.weight)
+        if not isinstance(value, list) or agreed is None or not agreed.batches:
+            return self._take_one(value, message)
+        if len(value) > MOST_IN_BATCH:
+            text = f"more than {MOST_IN_BATCH} messages in one array"
+            return self._end(Violation("malformed_response", text, "batch_too_large"))
+        return [event for one in value for event in self._take_one(one, message)]
 
-    def _take(self, value: Any, weight: int) -> list[Event]:
+    def _take_one(self, value: Any, message: Message) -> Events:
         if not isinstance(value, dict) or value.get("jsonrpc") != "2.0":
-            return self._noise("not_rpc", value)
-        match self._peer.receive(value):
-            case RpcResult() | RpcError() as incoming:
-                if incoming.token in (DISCOVER, INITIALIZE):
-                    return self._handshake_answered(incoming, weight)
-                return self._answered(incoming, weight)
-            case RpcRequest() as request:
-                return self._asked(request)
-            case RpcNotification() as notification:
-                return self._notified(notification.method, notification.params)
-            case RpcStray(why="too_many", detail=detail):
-                return [
-                    Violation(
-                        "malformed_response", f"the server does not wait for answers: {detail}", "flood"
-                    )
-                ]
-            case RpcStray(why="echo", detail=detail):
-                code: Code = "handshake_failed" if self._handshake.era is None else "malformed_response"
-                text = f"the server sends our own messages back: {detail}"
-                return [Violation(code, text, "echo", "check that the command starts an MCP server")]
-            case RpcStray(why="ambiguous", detail=detail):
-                text = f"a line that breaks the protocol: {detail}"
-                return [Violation("malformed_response", text, "ambiguous")]
-            case RpcStray(why="not_rpc"):
-                return self._noise("not_rpc", value)
-            case _:
-                return []  # late and unknown answers: counted by the peer
+            return self._not_ours("not_rpc", value)
+        return super()._take(value, message)
 
-    def _noise(self, counter: str, shown: Any) -> list[Event]:
+    def _strayed(self, stray: jsonrpc.RpcStray, value: Any, message: Message) -> Events:
+        if stray.why == "not_rpc":
+            return self._not_ours("not_rpc", value)
+        return super()._strayed(stray, value, message)
+
+    def _not_ours(self, counter: str, shown: Any) -> list[Event]:
         """A banner, or something a library printed. Servers do that, and the official clients ignore it."""
-        self._counted[counter] += 1
+        self._count(counter)
         if isinstance(shown, bytes):
             text = shown[:SHOWN].decode("utf-8", "replace")
             return [Notice("stdout", text)] if text.strip() else []
@@ -301,19 +258,19 @@ class McpDialect(Dialect):
 
     # --- answers ------------------------------------------------------------------------------------------
 
-    def _handshake_answered(self, incoming: RpcResult | RpcError, weight: int) -> list[Event]:
-        """The answer is kept while the server runs, so it counts towards the memory of the session."""
-        if self._standing.take(weight):
-            return self._handshake.feed(incoming)
-        text = f"its answer to the handshake takes more than {STANDING >> 20} MiB of memory"
-        return [Violation("handshake_failed", text, "too_large", "shorten its instructions or capabilities")]
-
-    def _answered(self, incoming: RpcResult | RpcError, weight: int) -> list[Event]:
+    def _replied(self, incoming: jsonrpc.RpcResult | jsonrpc.RpcError, weight: int) -> Events:
+        if incoming.token in (DISCOVER, INITIALIZE):
+            # Their answers are kept while the server runs, so they count towards the memory of the session.
+            if self._standing.take(weight):
+                return self._handshake.feed(incoming)
+            text = f"its answer to the handshake takes more than {STANDING >> 20} MiB of memory"
+            hint = "shorten its instructions or capabilities"
+            return self._end(Violation("handshake_failed", text, "too_large", hint))
         token = incoming.token
         started = self._pending.get(token) if isinstance(token, int) else None
         if started is None:
             return []
-        if isinstance(incoming, RpcError):
+        if isinstance(incoming, jsonrpc.RpcError):
             return self._done(started, started.failed(incoming.code, incoming.message, incoming.data))
         return self._step(started, started.result(incoming.value, weight))
 
@@ -323,7 +280,7 @@ class McpDialect(Dialect):
         if not isinstance(step, More):
             return self._done(started, step)
         try:
-            return [self._request(started, step.params)]
+            return [self._make_request(started, step.params)]
         except ValueError:  # a service returned something that is not JSON
             self._peer.forget(started.token)
             text = "the host's answer to the server's request cannot be sent"
@@ -348,8 +305,10 @@ class McpDialect(Dialect):
     # --- inputs a modern server asks for before a call goes on -------------------------------------
 
     def _ask(self, started: PendingCall, ask: Ask) -> list[Event]:
-        if len(self._inputs) + len(ask.inputs) > MOST_TICKETS:
-            return self._done(started, started.malformed("flood", f"{MOST_TICKETS} questions are open"))
+        if len(self._inputs) + len(ask.inputs) > jsonrpc.MOST_TICKETS:
+            return self._done(
+                started, started.malformed("flood", f"{jsonrpc.MOST_TICKETS} questions are open")
+            )
         events: list[Event] = []
         for one in ask.inputs:
             self._tickets -= 1
@@ -378,7 +337,7 @@ class McpDialect(Dialect):
 
     # --- requests of a legacy server ------------------------------------------------------------------------
 
-    def _asked(self, request: RpcRequest) -> list[Event]:
+    def _asked(self, request: jsonrpc.RpcRequest) -> list[Event]:
         plugin_id = self._peer.asked_as(request.ticket)
         if fault := fault_of_id(request.method, plugin_id):
             self._peer.drop(plugin_id)
@@ -390,24 +349,24 @@ class McpDialect(Dialect):
         if agreed is not None and agreed.modern:
             # Clients of that era send no answers at all, not even this one.
             self._peer.drop(plugin_id)
-            self._counted["dropped"] += 1
+            self._count("dropped")
             why = "a server of this protocol version asks by answering input_required"
             return [Notice("dropped", {"method": request.method[:SHOWN], "why": why})]
         if request.method == "ping":
             frame = self._peer.result(request.ticket, {})
         elif agreed is None:
-            frame = self._peer.error(request.ticket, INVALID_REQUEST, "the handshake is not done")
+            frame = self._peer.error(request.ticket, jsonrpc.INVALID_REQUEST, "the handshake is not done")
         elif request.method in pending_call.INPUTS:
             self._questions[key] = request.ticket
             return [HostCall(request.ticket, request.method, request.params)]
         else:
             # Not the usual text of servers: if their ids met ours, that would look like an echo.
-            frame = self._peer.error(request.ticket, METHOD_NOT_FOUND, "the host has no such method")
-        return [] if frame is None else [self._sent(frame, "reply")]
+            frame = self._peer.error(request.ticket, jsonrpc.METHOD_NOT_FOUND, "the host has no such method")
+        return [] if frame is None else [self._send(frame, "reply")]
 
     # --- notifications --------------------------------------------------------------------------------------
 
-    def _notified(self, method: str, params: Any) -> list[Event]:
+    def _notified(self, method: str, params: Any, at: float) -> list[Event]:
         given = params if isinstance(params, dict) else {}
         if method == "notifications/progress":
             return self._progress(given)
@@ -428,7 +387,7 @@ class McpDialect(Dialect):
     def _progress(self, params: Mapping[str, Any]) -> list[Event]:
         token, progress = params.get("progressToken"), params.get("progress")
         if type(token) is not int or token not in self._pending or type(progress) not in (int, float):
-            self._counted["stray_progress"] += 1  # after a cancel, servers continue for a while
+            self._count("stray_progress")  # after a cancel, servers continue for a while
             return []
         keys = ("progress", "total", "message")
         return [Progress(token, {key: params[key] for key in keys if params.get(key) is not None})]
