@@ -7,7 +7,7 @@ Once a conversation is over, nothing is heard.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from runner.outcome import Code
@@ -20,8 +20,10 @@ from runner.protocol.dialect import (
     Events,
     HandshakeFault,
     HostCall,
+    Identity,
     Lane,
     Message,
+    Notice,
     Refusal,
     Reply,
     Send,
@@ -62,6 +64,11 @@ class RpcCall(NamedTuple):
     about: Any = None  # what the contract needs to read the answer
 
 
+class Welcome(NamedTuple):
+    identity: Identity
+    notices: tuple[Notice, ...] = ()
+
+
 class RpcDialect(Dialect):
     frame_limit: int  # bytes of a frame of the plugin's
     most: float  # bytes of a message of ours
@@ -80,6 +87,7 @@ class RpcDialect(Dialect):
     handshake_word = "to be initialized"  # it refuses …
     check_hint: str  # for a plugin that echoes
     flood_cause = "too_many_requests"
+    allows_noise = False  # whether a frame that is not JSON, or no message, goes to `_noted`
     # For one whose answer to the handshake is too large. Empty: nothing of it is kept, so it may be large.
     large_hint = ""
 
@@ -164,12 +172,19 @@ class RpcDialect(Dialect):
     def feed(self, message: Message) -> Events:
         if self._stage == "over" or message.fault == "blank":
             return ()
+        if message.fault == "bad_json" and self.allows_noise:
+            return self._noted(message.raw, message)
         if message.fault:
             return self._unreadable(message)
         return self._take(message.value, message)
 
     def _unreadable(self, message: Message) -> Events:
         return self._malformed(message.fault, message.detail)
+
+    def _noted(self, value: Any, message: Message) -> Events:
+        """Something else in place of a message: a banner, a forgotten print. Libraries do that. `value`: its
+        bytes, if it is not JSON."""
+        raise NotImplementedError
 
     def _malformed(self, cause: str, detail: str) -> Events:
         text = f"{self.frame_word} breaks the protocol: {detail}"
@@ -193,6 +208,8 @@ class RpcDialect(Dialect):
 
     def _strayed(self, stray: jsonrpc.RpcStray, value: Any, message: Message) -> Events:
         """A message that is neither request nor answer. Late and unknown answers are counted by the peer."""
+        if stray.why == "not_rpc" and self.allows_noise:
+            return self._noted(value, message)
         if stray.why == "ambiguous":
             return self._malformed("ambiguous", stray.detail)
         if stray.why == "echo":
@@ -252,7 +269,7 @@ class RpcDialect(Dialect):
 
     def call(self, token: int, call: Call) -> Events:
         if call.kind == "list":
-            return (Reply(token, self._list(token, call)),)
+            return (Reply(token, self._list(token, call.name)),)
         if self._stage != "ready" or token in self._open:
             twice = token in self._open
             why = "this call has been sent already" if twice else "the plugin is not ready for calls"
@@ -270,8 +287,16 @@ class RpcDialect(Dialect):
         self._open[token] = request
         return (self._send(raw),)
 
-    def _list(self, token: int, call: Call) -> Any:
+    def _list(self, token: int, name: str) -> list[dict[str, Any]]:
         """Raises CallRefused."""
+        entries = self._entries(name)
+        if entries is None:
+            message = f"there is no list of {quoted(name)}"
+            raise CallRefused(Refusal(token, "-32601", message, "unsupported"))
+        return [{"name": each} if isinstance(each, str) else each for each in entries]
+
+    def _entries(self, name: str) -> Iterable[str | dict[str, Any]] | None:
+        """A list of the manifest's, or None if there is none of that name."""
         raise NotImplementedError
 
     def _request(self, token: int, call: Call) -> RpcCall:

@@ -10,7 +10,7 @@ Bytes in a value are text if they are UTF-8, and {"base64": "…"} otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from runner.contracts.ainb import payload
@@ -45,13 +45,10 @@ class BadResult(Exception):
     """The answer to a call breaks the contract. The call has failed, and the plugin goes on."""
 
 
-def list_entries(token: int, name: str, declared: Declared, description: str) -> list[dict[str, Any]]:
-    """Raises CallRefused."""
+def entries(name: str, declared: Declared, description: str) -> Iterable[str | dict[str, Any]] | None:
     if name == "tools":
         return [{"name": each, "description": description} for each in declared.cli_namespaces]
-    if name not in _LISTS:
-        raise _refuse(token, _UNSUPPORTED, f"there is no list of {quoted(name)}", "unsupported")
-    return [{"name": each} for each in getattr(declared, name)]
+    return getattr(declared, name) if name in _LISTS else None
 
 
 def make_request(token: int, call: Call, declared: Declared, generation: int, seconds: float) -> RpcCall:

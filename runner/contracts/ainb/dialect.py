@@ -12,6 +12,7 @@ A frame whose body is no message is dropped and counted (messages.py). A broken 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from runner.contracts.ainb import CONTRACT, calls, handshake, notifications
@@ -197,8 +198,8 @@ class AinbDialect(RpcDialect):
 
     # --- calls ----------------------------------------------------------------------------------------------
 
-    def _list(self, token: int, call: Call) -> Any:
-        return calls.list_entries(token, call.name, self._declared, self._plugin.description)
+    def _entries(self, name: str) -> Iterable[str | dict[str, Any]] | None:
+        return calls.entries(name, self._declared, self._plugin.description)
 
     def _request(self, token: int, call: Call) -> RpcCall:
         granted = self._setting.limits.call

@@ -18,8 +18,8 @@ from runner.contracts.ainb.terms import ABI_VERSION
 from runner.plugin import Plugin
 from runner.protocol.ambiguity import odd_key
 from runner.protocol.dialect import HandshakeFault, Identity, Notice, Setting, Violation
+from runner.protocol.rpc_dialect import Welcome
 from sandbox.document.diagnostic import quoted
-from sandbox.speed.value import NamedTuple
 
 INIT = "plugin/init"
 
@@ -30,11 +30,6 @@ _MOST_CHARACTERS = 200  # of each text that a plugin reports about itself
 _WORDS = frozenset(("name", "version", "manifest", "abi_version"))
 _OPTIONAL = ("manifest", "abi_version")
 _PLUGIN_WORDS = frozenset(("name", "version", "abi_version"))
-
-
-class HandshakeAnswer(NamedTuple):
-    identity: Identity
-    notices: tuple[Notice, ...] = ()
 
 
 def make_params(setting: Setting) -> dict[str, Any]:
@@ -49,7 +44,7 @@ def make_params(setting: Setting) -> dict[str, Any]:
     }
 
 
-def read_handshake_answer(result: Any, plugin: Plugin) -> HandshakeAnswer:
+def read_handshake_answer(result: Any, plugin: Plugin) -> Welcome:
     """Raises HandshakeFault."""
     _require_clear(result, _WORDS, "it")
     # Null is nothing, as writers of JSON have it for an option that is not set.
@@ -78,9 +73,9 @@ def read_handshake_answer(result: Any, plugin: Plugin) -> HandshakeAnswer:
         tools=dict(plugin.exports).get("tools", ()),
     )
     if version == plugin.version:
-        return HandshakeAnswer(identity)
+        return Welcome(identity)
     versions = {"manifest": plugin.version, "plugin": version[:_MOST_CHARACTERS]}
-    return HandshakeAnswer(identity, (Notice("version_differs", versions),))
+    return Welcome(identity, (Notice("version_differs", versions),))
 
 
 def _said(key: str, *tables: Mapping[str, Any]) -> str:

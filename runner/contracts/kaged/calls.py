@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from runner.contracts.kaged import CONTEXT, CONTRACT, hooks
@@ -49,17 +49,14 @@ class CallBook:
         self._declared = declared
         self._schemas = BoundedCache[Schema](COMPILED)  # compiled when a tool is first called
 
-    def list(self, token: int, name: str) -> Any:
-        """Raises CallRefused."""
+    def entries(self, name: str) -> Iterable[str | dict[str, Any]] | None:
+        """A list of the manifest's, or None."""
         if name == "tools":
             return [
                 {"name": tool.name, "description": tool.description, "input_schema": tool.schema}
                 for tool in self._declared.tools.values()
             ]
-        if name not in _LISTS:
-            message = f"there is no list of {quoted(name)}"
-            raise CallRefused(Refusal(token, _UNSUPPORTED, message, "unsupported"))
-        return [{"name": entry} for entry in getattr(self._declared, name)]
+        return getattr(self._declared, name) if name in _LISTS else None
 
     def request(self, token: int, call: Call, context: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
         """Method and params. Raises CallRefused."""

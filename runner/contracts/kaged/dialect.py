@@ -11,6 +11,7 @@ gives in seconds reaches this module in `Plugin.timeouts` and `Plugin.lifecycle`
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from runner.contracts.kaged import CONTRACT, handshake, hooks
@@ -175,8 +176,8 @@ class KagedDialect(RpcDialect):
 
     # --- calls ----------------------------------------------------------------------------------------------
 
-    def _list(self, token: int, call: Call) -> Any:
-        return self._calls.list(token, call.name)
+    def _entries(self, name: str) -> Iterable[str | dict[str, Any]] | None:
+        return self._calls.entries(name)
 
     def _request(self, token: int, call: Call) -> RpcCall:
         context = make_context(token, call, self._declared, self._session_id, self._ids)

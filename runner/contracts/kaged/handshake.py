@@ -15,10 +15,10 @@ from runner.contracts.kaged.terms import API_VERSION
 from runner.plugin import Plugin
 from runner.protocol.ambiguity import odd_key
 from runner.protocol.dialect import HandshakeFault, Identity, Notice, Setting, Violation
+from runner.protocol.rpc_dialect import Welcome
 from runner.protocol.schema import Schema
 from runner.protocol.schema_cost import SchemaFault
 from sandbox.document.diagnostic import cut, printable, quoted
-from sandbox.speed.value import NamedTuple
 
 _MOST_CHARACTERS = 200  # of each text that a plugin reports about itself
 _MOST_SHOWN = 5  # entries of a list, in a message
@@ -26,11 +26,6 @@ _MOST_FAULTS = 5
 
 _LISTS = ("methods", "notifications", "capabilities_used")
 _WORDS = frozenset(("name", "version", "api_version", *_LISTS))
-
-
-class HandshakeAnswer(NamedTuple):
-    identity: Identity
-    notices: tuple[Notice, ...] = ()
 
 
 # --- what it is told --------------------------------------------------------------------------------------
@@ -93,7 +88,7 @@ def _fault(message: str, cause: str, hint: str = "") -> HandshakeFault:
 # --- what it answers --------------------------------------------------------------------------------------
 
 
-def read_handshake_answer(result: Any, plugin: Plugin) -> HandshakeAnswer:
+def read_handshake_answer(result: Any, plugin: Plugin) -> Welcome:
     """Raises HandshakeFault."""
     said = _shape(result)
     declared = declared_by(plugin)
@@ -127,7 +122,7 @@ def read_handshake_answer(result: Any, plugin: Plugin) -> HandshakeAnswer:
         tools=tuple(declared.tools),
         details={name: said[name] for name in _LISTS},
     )
-    return HandshakeAnswer(identity, tuple(_warnings(said, plugin, declared)))
+    return Welcome(identity, tuple(_warnings(said, plugin, declared)))
 
 
 def _warnings(said: Mapping[str, Any], plugin: Plugin, declared: Declared) -> list[Notice]:

@@ -81,6 +81,7 @@ class McpDialect(RpcDialect):
     plugin_word, frame_word = "the server", "a line that"
     check_hint = "check that the command starts an MCP server"
     flood_cause = "flood"
+    allows_noise = True
     handshake_is_raisable = True
 
     def __init__(self, setting: Setting) -> None:
@@ -141,12 +142,10 @@ class McpDialect(RpcDialect):
     def call(self, token: int, call: Call) -> list[Event]:
         agreed = self._handshake.era
         if agreed is None or token in self._pending:
-            message = (
-                "called before the handshake" if agreed is None else f"call {token} is on its way already"
-            )
-            raise CallRefused(Violation("internal", message, call=token))
+            early, twice = "called before the handshake", f"call {token} is on its way already"
+            raise CallRefused(Violation("internal", early if agreed is None else twice, call=token))
         if stray := stray_context(call, CONTRACT.calls):
-            raise CallRefused(Refusal(token, str(jsonrpc.INVALID_PARAMS), stray, "invalid_context"))
+            raise CallRefused(Refusal(token, "-32602", stray, "invalid_context"))
         if call.kind == "tool" and (unknown := self._catalogue.find_missing(token, call.name)) is not None:
             raise CallRefused(unknown)
         started = PendingCall(token, call, agreed, self._standing)
@@ -154,14 +153,8 @@ class McpDialect(RpcDialect):
             sent = self._make_request(started, started.params)
         except ValueError as error:
             self._peer.forget(token)
-            raise CallRefused(
-                Refusal(
-                    token,
-                    str(jsonrpc.INVALID_PARAMS),
-                    f"the input cannot be sent: {error}",
-                    "invalid_arguments",
-                )
-            ) from None
+            text = f"the input cannot be sent: {error}"
+            raise CallRefused(Refusal(token, "-32602", text, "invalid_arguments")) from None
         self._pending[token] = started
         return [sent]
 
@@ -224,11 +217,6 @@ class McpDialect(RpcDialect):
     def _is_early(self) -> bool:
         return self._handshake.era is None
 
-    def _unreadable(self, message: Message) -> Events:
-        if message.fault == "bad_json":
-            return self._not_ours("unreadable", message.raw)
-        return super()._unreadable(message)
-
     def _take(self, value: Any, message: Message) -> Events:
         agreed = self._handshake.era
         if not isinstance(value, list) or agreed is None or not agreed.batches:
@@ -240,21 +228,15 @@ class McpDialect(RpcDialect):
 
     def _take_one(self, value: Any, message: Message) -> Events:
         if not isinstance(value, dict) or value.get("jsonrpc") != "2.0":
-            return self._not_ours("not_rpc", value)
+            return self._noted(value, message)
         return super()._take(value, message)
 
-    def _strayed(self, stray: jsonrpc.RpcStray, value: Any, message: Message) -> Events:
-        if stray.why == "not_rpc":
-            return self._not_ours("not_rpc", value)
-        return super()._strayed(stray, value, message)
-
-    def _not_ours(self, counter: str, shown: Any) -> list[Event]:
-        """A banner, or something a library printed. Servers do that, and the official clients ignore it."""
-        self._count(counter)
-        if isinstance(shown, bytes):
-            text = shown[:SHOWN].decode("utf-8", "replace")
-            return [Notice("stdout", text)] if text.strip() else []
-        return [Notice("stdout", _glimpse(shown))]
+    def _noted(self, value: Any, message: Message) -> list[Event]:
+        self._count("unreadable" if message.fault else "not_rpc")
+        if not message.fault:
+            return [Notice("stdout", _glimpse(value))]
+        text = message.raw[:SHOWN].decode("utf-8", "replace")
+        return [Notice("stdout", text)] if text.strip() else []
 
     # --- answers ------------------------------------------------------------------------------------------
 

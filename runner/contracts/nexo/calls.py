@@ -23,7 +23,6 @@ from runner.contracts.nexo import CONTRACT, DECLARED
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, CallRefused, Refusal, stray_context
 from runner.protocol.rpc_dialect import RpcCall, undeclared
-from sandbox.document.diagnostic import quoted
 
 _CHANNEL_VERBS = ("start", "stop", "send_outbound")
 _MEMORY_VERBS = ("vector_upsert", "vector_search", "vector_delete")
@@ -38,12 +37,10 @@ DEFAULT_AGENT = "runner"
 STREAM, OUTBOUND_TOOL = "stream", "outbound_tool"
 
 
-def list_declared(token: int, call: Call, plugin: Plugin) -> list[dict[str, Any]]:
-    """The manifest's list of a kind other than tools. Raises CallRefused."""
-    section = {"llms": "llm_providers", "memories": "memory_backends"}.get(call.name, call.name)
-    if section not in DECLARED:
-        raise CallRefused(Refusal(token, "-32601", f"there is no list of {quoted(call.name)}", "unsupported"))
-    return [{"name": entry} for entry in dict(plugin.exports).get(section, ())]
+def declared_entries(name: str, plugin: Plugin) -> tuple[str, ...] | None:
+    """The manifest's list of a kind other than tools."""
+    section = {"llms": "llm_providers", "memories": "memory_backends"}.get(name, name)
+    return dict(plugin.exports).get(section, ()) if section in DECLARED else None
 
 
 def check_hook(plugin: Plugin, call: Call) -> None:

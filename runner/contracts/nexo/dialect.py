@@ -11,7 +11,7 @@ the sender of an event as its source, and it reads an error from the error objec
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from runner.contracts.nexo import (
@@ -74,6 +74,7 @@ class NexoDialect(RpcDialect):
     context_keys = CONTRACT.calls
     check_hint = "check that the command starts a nexo plugin"
     large_hint = "advertise fewer tools or smaller schemas"
+    allows_noise = True
     event_method = "broker.event"
 
     def __init__(self, setting: Setting, stamps: events.Stamps = events.stamp) -> None:
@@ -172,20 +173,12 @@ class NexoDialect(RpcDialect):
 
     # --- incoming messages ----------------------------------------------------------------------------------
 
-    def _unreadable(self, message: Message) -> Events:
-        return self._not_ours(message) if message.fault == "bad_json" else super()._unreadable(message)
-
     def _take(self, value: Any, message: Message) -> Events:
         if isinstance(value, dict) and "jsonrpc" in value and "id" in value and "error" not in value:
             value = {"result": None, **value}  # an answer without a result counts as one whose result is null
         return super()._take(value, message)
 
-    def _strayed(self, stray: jsonrpc.RpcStray, value: Any, message: Message) -> Events:
-        not_ours = stray.why == "not_rpc"
-        return self._not_ours(message) if not_ours else super()._strayed(stray, value, message)
-
-    def _not_ours(self, message: Message) -> Events:
-        """Something else on stdout: a banner, a forgotten print, a line of a log."""
+    def _noted(self, value: Any, message: Message) -> Events:
         self._count("stdout")
         return (Notice("stdout", message.raw.decode("utf-8", "replace")),)
 
@@ -273,10 +266,10 @@ class NexoDialect(RpcDialect):
 
     # --- calls ----------------------------------------------------------------------------------------------
 
-    def _list(self, token: int, call: Call) -> Any:
-        if call.name == "tools":
+    def _entries(self, name: str) -> Iterable[str | dict[str, Any]] | None:
+        if name == "tools":
             return [tool.shown() for tool in self._tools.values()]
-        return calls.list_declared(token, call, self._plugin)
+        return calls.declared_entries(name, self._plugin)
 
     def _request(self, token: int, call: Call) -> RpcCall:
         if call.kind != "tool":
