@@ -90,7 +90,9 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.contracts.*.manifest",
             "runner.contracts.*.tables",
             "runner.gateway.questions",
+            "runner.gateway.settings_file",
             "runner.gateway.translate",
+            "sandbox.document.operator_table",
         )
     ),
     "pyroute2": Use(("sandbox.network.recipe", "sandbox.network.redirect"), lazily=True),

@@ -22,7 +22,7 @@ from runner.contracts.registry import all_contracts, find_contract
 from runner.lifecycle.spec import Spec
 from runner.protocol import wire
 from runner.protocol.secrets import Secrets
-from runner.serve.settings_file import SettingsFile, as_text, limit_fault, without_line_end
+from runner.serve.settings_file import SettingsFile, as_text, limit_faults, without_line_end
 from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
 from sandbox.spec import KeyPath, Limits
 from sandbox.speed.value import NamedTuple
@@ -220,10 +220,9 @@ class _SettingsReader(SettingsFile):
         return values
 
     def _limits(self, keys: KeyPath, given: dict[str, Any]) -> dict[str, Any]:
-        for name, value in given.items():
-            if fault := limit_fault(name, value):
-                rule = "settings_value" if name in Limits._fields else "settings_key"
-                self._fault((*keys, name), rule, *fault)
+        for name, message, hint in limit_faults(given):
+            rule = "settings_value" if name in Limits._fields else "settings_key"
+            self._fault((*keys, name), rule, message, hint)
         return given
 
     def _unknown(self, keys: KeyPath, contract: Contract, known: tuple[str, ...]) -> None:

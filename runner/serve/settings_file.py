@@ -7,7 +7,7 @@ it names. No message has anything of a secret.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sandbox.document.diagnostic import Diagnostic, DocumentError, Severity, did_you_mean, quoted
@@ -84,13 +84,14 @@ def as_text(value: bytes) -> str | bytes:
         return value
 
 
-def limit_fault(name: str, value: Any) -> tuple[str, str] | None:
-    """The fault of a limit in the settings of a plugin, and a hint; None if it has none."""
-    if name not in Limits._fields:
-        hint = did_you_mean(name, Limits._fields) or f"there are {', '.join(Limits._fields)}"
-        return f"no limit is called {quoted(name)}", hint
-    try:
-        parse_limit(name, value)
-    except ValueError as error:
-        return f"{name}: {error}", ""
-    return None
+def limit_faults(given: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """The name, the fault and a hint of each wrong limit in the settings of a plugin."""
+    for name, value in given.items():
+        if name not in Limits._fields:
+            hint = did_you_mean(name, Limits._fields) or f"there are {', '.join(Limits._fields)}"
+            yield name, f"no limit is called {quoted(name)}", hint
+            continue
+        try:
+            parse_limit(name, value)
+        except ValueError as error:
+            yield name, f"{name}: {error}", ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
 from sandbox.document.diagnostic import did_you_mean, nearest, quoted
@@ -30,6 +30,7 @@ _EXPECTED = {
     "float_type": "a number",
     "bool_type": "true or false",
     "list_type": "LIST",
+    "tuple_type": "LIST",
     "dict_type": "TABLE",
     "model_type": "TABLE",
     "model_attributes_type": "TABLE",
@@ -89,6 +90,14 @@ class Refused(ValueError):
     ) -> None:
         super().__init__(message)
         self.rule, self.hint, self.keys, self.whole = rule, hint, keys, whole
+        self.all: tuple[Refused, ...] = (self,)
+
+
+def refuse(several: Sequence[Refused]) -> None:
+    """Raise all that one validator found; nothing if it is nothing."""
+    if several:
+        several[0].all = tuple(several)
+        raise several[0]
 
 
 def check(
@@ -199,16 +208,13 @@ def _report(
         hint = f"write {shown_table(place)}" if is_table else ""
         faults.error(place, "invalid_type", message, hint)
     elif kind == "value_error":
-        refused: Exception = fault["ctx"]["error"]
-        if not isinstance(refused, Refused):
-            refused = Refused(str(refused))
+        error: Exception = fault["ctx"]["error"]
         if place[-1:] == ("[key]",):
             place = place[:-1]  # the validator's name of a key of a table
-        place = (*place, *refused.keys)
-        message = str(refused)
-        if not refused.whole:
-            message = f"{_words(place, wording, syntax)['name']} {message}"
-        faults.error(place, refused.rule or wording.value_rule, message, refused.hint)
+        for refused in error.all if isinstance(error, Refused) else (Refused(str(error)),):
+            at = (*place, *refused.keys)
+            name = "" if refused.whole else f"{_words(at, wording, syntax)['name']} "
+            faults.error(at, refused.rule or wording.value_rule, f"{name}{refused}", refused.hint)
     elif kind == "literal_error":
         expected = str(fault.get("ctx", {}).get("expected", ""))
         value = fault.get("input")
