@@ -85,6 +85,7 @@ class Use(NamedTuple):
 
 
 MAY_IMPORT: Mapping[str, Use] = {
+    "pydantic_core": Use(("sandbox.document.operator_table",)),
     "pydantic": Use(
         (
             "runner.contracts.*.manifest",
@@ -93,6 +94,7 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.gateway.settings_file",
             "runner.gateway.translate",
             "sandbox.document.operator_table",
+            "sandbox.policy.tables",
         )
     ),
     "pyroute2": Use(("sandbox.network.recipe", "sandbox.network.redirect"), lazily=True),

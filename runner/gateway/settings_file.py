@@ -36,7 +36,7 @@ from runner.gateway.settings import ClientSettings, GatewaySettings, RemoteSetti
 from runner.serve.settings_file import limit_faults
 from sandbox.document.diagnostic import Diagnostic, DocumentError, quoted
 from sandbox.document.faults import Faults
-from sandbox.document.model import Refused, Wording, refuse
+from sandbox.document.model import Wording, WrongValue, refuse
 from sandbox.document.operator_table import EXPECTED, OperatorTable, Text, Texts, read_table
 from sandbox.document.read import parse, read_bounded
 from sandbox.policy.load import trust_fault
@@ -55,16 +55,16 @@ _WORDING = Wording(
 
 def _new_names(given: dict[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
-    faults: list[Refused] = []
+    faults: list[WrongValue] = []
     for public, own in given.items():
         # A name with two underscores could be that of another plugin's tool.
         if not isinstance(own, str) or not _NAME.match(own) or SEPARATOR in own:
             message = f"the new name of {quoted(public)} cannot be used"
             hint = f"letters, digits, - and _, at most {MOST_NAME}, and no {SEPARATOR}"
-            faults.append(Refused(message, "bad_name", hint, keys=(public,), whole=True))
+            faults.append(WrongValue(message, "bad_name", hint, keys=(public,), whole=True))
         elif own in found.values():
             message = f"two tools cannot both be called {quoted(own)}"
-            faults.append(Refused(message, "name_taken", keys=(public,), whole=True))
+            faults.append(WrongValue(message, "name_taken", keys=(public,), whole=True))
         else:
             found[public] = own
     refuse(faults)
@@ -73,14 +73,14 @@ def _new_names(given: dict[str, Any]) -> dict[str, str]:
 
 def _rate(given: object) -> object:
     if type(given) is not int or not 1 <= given <= _MOST_RATE:
-        raise Refused(f"has to be a whole number from 1 to {_MOST_RATE}", "invalid_type")
+        raise WrongValue(f"has to be a whole number from 1 to {_MOST_RATE}", "invalid_type")
     return given
 
 
 def _limits(given: dict[str, Any]) -> dict[str, Any]:
     refuse(
         [
-            Refused(message, "bad_limit", hint, keys=(name,), whole=True)
+            WrongValue(message, "bad_limit", hint, keys=(name,), whole=True)
             for name, message, hint in limit_faults(given)
         ]
     )
@@ -94,13 +94,13 @@ def _folder(given: str, info: ValidationInfo) -> str:
 def _url(given: str) -> str:
     if not given.startswith("https://") or "@" in given.partition("//")[2].partition("/")[0]:
         message = "has to begin with https:// and must not name a user or a password"
-        raise Refused(message, "bad_url", _TOKEN_HINT if "@" in given else "")
+        raise WrongValue(message, "bad_url", _TOKEN_HINT if "@" in given else "")
     return given
 
 
 def _absolute(given: str) -> str:
     if not given.startswith("/"):
-        raise Refused("has to be an absolute path", "bad_path")
+        raise WrongValue("has to be an absolute path", "bad_path")
     return given
 
 

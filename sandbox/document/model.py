@@ -81,7 +81,7 @@ class Wording(NamedTuple):
 _OF_MANIFESTS = Wording()
 
 
-class Refused(ValueError):
+class WrongValue(ValueError):
     """Raised by a validator of a model. The name of the key stands in front of the message, unless it is
     `whole`. A validator may also raise any other ValueError. `keys`: what is wrong in the value."""
 
@@ -90,10 +90,10 @@ class Refused(ValueError):
     ) -> None:
         super().__init__(message)
         self.rule, self.hint, self.keys, self.whole = rule, hint, keys, whole
-        self.all: tuple[Refused, ...] = (self,)
+        self.all: tuple[WrongValue, ...] = (self,)
 
 
-def refuse(several: Sequence[Refused]) -> None:
+def refuse(several: Sequence[WrongValue]) -> None:
     """Raise all that one validator found; nothing if it is nothing."""
     if several:
         several[0].all = tuple(several)
@@ -211,7 +211,7 @@ def _report(
         error: Exception = fault["ctx"]["error"]
         if place[-1:] == ("[key]",):
             place = place[:-1]  # the validator's name of a key of a table
-        for refused in error.all if isinstance(error, Refused) else (Refused(str(error)),):
+        for refused in error.all if isinstance(error, WrongValue) else (WrongValue(str(error)),):
             at = (*place, *refused.keys)
             name = "" if refused.whole else f"{_words(at, wording, syntax)['name']} "
             faults.error(at, refused.rule or wording.value_rule, f"{name}{refused}", refused.hint)

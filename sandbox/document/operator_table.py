@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
+from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function
 
 from sandbox.document.diagnostic import DocumentError
 from sandbox.document.faults import Faults
@@ -39,3 +40,33 @@ def read_table(
     if faults.failed:
         raise DocumentError(*faults.diagnostics())
     return found
+
+
+class Kind:
+    """A kind of value, as metadata of Annotated: the function that reads one, and its JSON Schema."""
+
+    def __init__(self, read: Callable[[Any], Any], schema: dict[str, Any]) -> None:
+        """`read` returns the value that the model has, or raises ValueError."""
+        self._read, self._schema = read, schema
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return no_info_plain_validator_function(self._read)
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: Any) -> dict[str, Any]:
+        return dict(self._schema)  # pydantic adds the description to it
+
+
+def table_schema(model: Any) -> dict[str, Any]:
+    """The JSON Schema of a model, with that of each table where it stands."""
+    schema: dict[str, Any] = model.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def plain(each: dict[str, Any]) -> dict[str, Any]:
+        if "$ref" in each:
+            each = {**definitions[each["$ref"].rpartition("/")[2]], **each}
+        each = {key: value for key, value in each.items() if key not in ("$ref", "title", "default")}
+        if "properties" in each:
+            each["properties"] = {key: plain(value) for key, value in each["properties"].items()}
+        return each
+
+    return plain(schema)
