@@ -8,7 +8,7 @@ import re
 from runner.manifest.load import contract_at
 from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.document.read import read_bounded
-from sandbox.policy.load import policy_names, trust_fault
+from sandbox.policy.load import policy_names, read_policy, trust_fault
 
 _FILE_NAME = "policy.toml"
 # Tables that other files do not have: without a version, a policy is known by them, or by keys in the others.
@@ -50,11 +50,9 @@ def is_policy(path: str) -> bool:
 
 def policy_faults(path: str) -> tuple[Diagnostic, ...]:
     """All faults, and a warning if a launch would not trust the file."""
-    from sandbox.policy.parse import parse_policy
-
     absolute = os.path.abspath(path)
     try:
-        parse_policy(absolute, read_bounded(absolute), name=absolute)
+        read_policy(absolute, absolute)  # which stores it, so that the next launch need not read it
     except DocumentError as error:
         return error.diagnostics
     fault = trust_fault(absolute)
