@@ -93,6 +93,7 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.gateway.questions",
             "runner.gateway.settings_file",
             "runner.gateway.translate",
+            "runner.serve.control.settings",
             "sandbox.document.operator_table",
             "sandbox.policy.tables",
         )

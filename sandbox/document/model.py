@@ -241,7 +241,7 @@ def _limit_text(fault: dict[str, Any]) -> str:
     value, limit = fault.get("input"), fault.get("ctx", {}).get(key)
     if isinstance(value, str | list) and not value and limit == 1:
         return "is empty"
-    count = len(value) if isinstance(value, str | list) else 0
+    count = len(value) if isinstance(value, str | list | dict) else 0
     shown = quoted(value) if isinstance(value, str) else str(value)
     return text.format(count=count, limit=limit, value=shown)
 
