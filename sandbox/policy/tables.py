@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from pydantic import ConfigDict, Field, create_model, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, create_model, model_validator
 
 from sandbox.document.diagnostic import did_you_mean, quoted
 from sandbox.document.model import Wording, WrongValue, refuse
@@ -72,15 +73,18 @@ def _choice(about: str, *words: str) -> Kind:
     return Kind(read, {"enum": list(words), "description": about})
 
 
-def _texts(about: str, fault_of: Callable[[str], str | None]) -> Kind:
-    """A list of texts. `fault_of` returns a fault as half a sentence, or None."""
+def _require_items(items: Iterable[tuple[str | int, Any]], fault_of: Callable[[Any], str | None]) -> None:
+    """`fault_of` returns a fault as half a sentence, or None."""
+    found = ((key, fault_of(item)) for key, item in items)
+    refuse([WrongValue(fault, keys=(key,)) for key, fault in found if fault is not None])
 
+
+def _texts(about: str, fault_of: Callable[[str], str | None]) -> Kind:
     def read(value: object) -> tuple[str, ...]:
         if not isinstance(value, list):
             raise WrongValue("must be a list of texts", "invalid_type")
-        faults = [fault_of(item) if isinstance(item, str) else "must be a text" for item in value]
-        refuse(
-            [WrongValue(fault, keys=(number,)) for number, fault in enumerate(faults) if fault is not None]
+        _require_items(
+            enumerate(value), lambda item: fault_of(item) if isinstance(item, str) else "must be a text"
         )
         return tuple(dict.fromkeys(value))
 
@@ -96,30 +100,30 @@ def _number(about: str, low: int, high: int) -> Kind:
     return Kind(read, {"type": "integer", "minimum": low, "maximum": high, "description": about})
 
 
+def _parsed(about: str, schema: dict[str, Any], parse_value: Callable[[object], Any]) -> Kind:
+    def read(value: object) -> Any:
+        try:
+            return parse_value(value)
+        except ValueError as error:
+            raise WrongValue(f"is wrong: {error}") from None
+
+    return Kind(read, {**schema, "description": about})
+
+
 def _amount(about: str, limit: str) -> Kind:
     """An amount of a limit. Its bounds are those of the limit."""
-
-    def read(value: object) -> float:
-        try:
-            return parse_limit(limit, value)
-        except ValueError as error:
-            raise WrongValue(f"is wrong: {error}") from None
-
     number = _SIZE if limit in SIZES else _TIME if limit in DURATIONS else {"type": ["string", "number"]}
-    return Kind(read, {**number, "description": about})
+    return _parsed(about, number, partial(parse_limit, limit))
 
 
-def _size(about: str) -> Kind:
-    def read(value: object) -> int:
-        try:
-            size = parse_size(value)
-            if size == 0:
-                raise ValueError("it has to be more than 0")
-        except ValueError as error:
-            raise WrongValue(f"is wrong: {error}") from None
+def _bytes(about: str) -> Kind:
+    def parse_bytes(value: object) -> int:
+        size = parse_size(value)
+        if size == 0:
+            raise ValueError("it has to be more than 0")
         return size
 
-    return Kind(read, {**_SIZE, "description": about})
+    return _parsed(about, _SIZE, parse_bytes)
 
 
 def _read_version(value: object) -> int:
@@ -142,38 +146,21 @@ def _read_share(value: object) -> float:
 def _read_ports(value: object) -> tuple[int, ...]:
     if not isinstance(value, list) or len(value) > MOST_PORTS:
         raise WrongValue(f"must be a list of up to {MOST_PORTS} ports, as in [6379]", "invalid_type")
-    faults: list[WrongValue] = []
-    for number, port in enumerate(value):
-        if type(port) is not int or not 0 < port <= LAST_PORT:
-            faults.append(WrongValue(f"must be a port from 1 to {LAST_PORT}", keys=(number,)))
-        elif port in _GATE_PORTS:
-            message = f"cannot be opened: the gate itself has port {port}"
-            faults.append(WrongValue(message, keys=(number,)))
-    refuse(faults)
+    _require_items(enumerate(value), _port_fault)
     return tuple(dict.fromkeys(value))
 
 
 def _read_variables(value: object) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, dict):
         raise WrongValue("must be a table of texts", "invalid_type")
-    faults: list[WrongValue] = []
-    for name, text in value.items():
-        fault = _name_fault(name)
-        if fault is None and (not isinstance(text, str) or "\0" in text):
-            fault = "must be a text without NUL"
-        if fault is not None:
-            faults.append(WrongValue(fault, keys=(name,)))
-    refuse(faults)
+    _require_items(((name, (name, text)) for name, text in value.items()), _variable_fault)
     return tuple(value.items())
 
 
-def _read_trust(value: object) -> str:
-    if not isinstance(value, str):
-        raise WrongValue("must be a text", "invalid_type")
-    trust = value or TRUST_FILE
-    if fault := lexical_fault(trust):
+def _trust_file(path: str) -> str:
+    if fault := lexical_fault(path or TRUST_FILE):
         raise WrongValue(fault)
-    return trust
+    return path or TRUST_FILE
 
 
 def _read_uids(value: object) -> tuple[int, int]:
@@ -229,7 +216,6 @@ _VARIABLES = Kind(
         "description": "Set for every plugin; a manifest cannot change these.",
     },
 )
-_TRUST = Kind(_read_trust, {**_TEXT, "description": "The file of the keys whose signatures count."})
 _UIDS = Kind(
     _read_uids,
     {
@@ -290,6 +276,19 @@ def _host_fault(host: str) -> str | None:
     return None
 
 
+def _port_fault(port: object) -> str | None:
+    if type(port) is not int or not 0 < port <= LAST_PORT:
+        return f"must be a port from 1 to {LAST_PORT}"
+    return f"cannot be opened: the gate itself has port {port}" if port in _GATE_PORTS else None
+
+
+def _variable_fault(variable: tuple[str, object]) -> str | None:
+    name, text = variable
+    if fault := _name_fault(name):
+        return fault
+    return None if isinstance(text, str) and "\0" not in text else "must be a text without NUL"
+
+
 def _name_fault(name: str) -> str | None:
     return None if is_variable_name(name) else "cannot be the name of an environment variable"
 
@@ -340,8 +339,8 @@ class _NetworkTable(OperatorTable):
     connections: Annotated[int, _number("The most connections at once.", 1, _MOST_CONNECTIONS)] = (
         EgressLimits().connections
     )
-    bytes: Annotated[int | None, _size("The most bytes of all connections, both ways.")] = None
-    rate: Annotated[int | None, _size("The most bytes per second, both ways.")] = None
+    bytes: Annotated[int | None, _bytes("The most bytes of all connections, both ways.")] = None
+    rate: Annotated[int | None, _bytes("The most bytes per second, both ways.")] = None
     idle: Annotated[float, _amount("How long a connection may be without a byte.", "idle")] = (
         EgressLimits().idle
     )
@@ -436,7 +435,9 @@ class _PackagesTable(OperatorTable):
     signature: Annotated[
         SignatureMode, _choice("Whether a plugin has to be signed.", "optional", "required")
     ] = "optional"
-    trust: Annotated[str, _TRUST] = TRUST_FILE
+    trust: Annotated[str, AfterValidator(_trust_file)] = Field(
+        default=TRUST_FILE, description="The file of the keys whose signatures count."
+    )
 
 
 class _UserTable(OperatorTable):
