@@ -1,7 +1,7 @@
 """Checks a document against a pydantic model: wrong types, missing keys and unknown keys, as sentences.
 
-pydantic takes a tenth of a second to import, so only the modules with the models import it
-(contracts/*/manifest.py). This one uses a few attributes of its classes and imports nothing.
+pydantic takes a tenth of a second to import, so only the modules with the models import it (of contracts, of
+the policy, of settings). This one uses a few attributes of its classes and imports nothing.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def _report(
     suggest: bool,
 ) -> None:
     kind: str = fault["type"]
-    if loc and loc[-1] in _UNION_PARTS and len(loc) > 1 and kind in _EXPECTED:
+    if wording.skip is None and len(loc) > 1 and loc[-1] in _UNION_PARTS and kind in _EXPECTED:
         place = place[:-1]  # the validator's name of one type of several
     syntax = faults.document.format
     words = _words(place, wording, syntax)

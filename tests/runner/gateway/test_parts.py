@@ -82,6 +82,7 @@ FAULTS: Mapping[str, str] = {
     "[clients.a]\ntols = []": ":2:1: unknown_key: there is no key 'tols' here",
     "client = 1": ":1:1: unknown_key: there is no key 'client' here",
     "[clients]\na = 1": ":2:1: invalid_type: clients.a has to be a table",
+    "[clients]\nint = 1": ":2:1: invalid_type: clients.int has to be a table",
     "[clients.a]\ntools = 'x'": ":2:1: invalid_type: tools has to be a list of texts",
     "[clients.a]\ncalls_per_minute = 0": ":2:1: invalid_type: calls_per_minute has to be a whole number",
     "[clients.a]\ncalls_per_minute = true": ":2:1: invalid_type: calls_per_minute",
