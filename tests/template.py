@@ -54,7 +54,7 @@ for name in [name for name in sys.modules if name.partition(".")[0] in ("httpcor
 models = [sys.modules["pydantic"].BaseModel]
 for model in models:
     models += model.__subclasses__()
-    if model.__module__.startswith("runner."):
+    if model.__module__.startswith(("runner.", "sandbox.")):
         model.model_rebuild()
 
 CLONE_PARENT = 0x8000

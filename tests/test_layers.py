@@ -85,12 +85,17 @@ class Use(NamedTuple):
 
 
 MAY_IMPORT: Mapping[str, Use] = {
+    "pydantic_core": Use(("sandbox.document.operator_table",)),
     "pydantic": Use(
         (
             "runner.contracts.*.manifest",
             "runner.contracts.*.tables",
             "runner.gateway.questions",
+            "runner.gateway.settings_file",
             "runner.gateway.translate",
+            "runner.serve.control.settings",
+            "sandbox.document.operator_table",
+            "sandbox.policy.tables",
         )
     ),
     "pyroute2": Use(("sandbox.network.recipe", "sandbox.network.redirect"), lazily=True),

@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     if args.contract == "policy":
-        from sandbox.policy.schema import policy_schema
+        from sandbox.policy.tables import policy_schema
 
         print(json.dumps(policy_schema(), indent=2))
         return 0

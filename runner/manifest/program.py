@@ -6,9 +6,9 @@ from __future__ import annotations
 import os
 import stat
 
-from runner.manifest.faults import Faults
 from sandbox import look
 from sandbox.document.diagnostic import quoted
+from sandbox.document.faults import Faults
 from sandbox.spec import KeyPath
 
 

@@ -10,10 +10,10 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from runner.manifest import model
-from runner.manifest.faults import Faults
 from runner.manifest.table import Item, Table
+from sandbox.document import model
 from sandbox.document.diagnostic import did_you_mean, quoted
+from sandbox.document.faults import Faults
 from sandbox.network.rules import HostRule, parse_rule, ports_fault
 from sandbox.paths.denied_paths import DENYLIST_RULE, lexical_hit
 from sandbox.policy.policy import FRACTIONAL_LIMITS

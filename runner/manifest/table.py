@@ -1,7 +1,7 @@
 """Reads one table of a document whose types may be wrong.
 
 The rules run even if the document has faults, so that one pass finds all of them. A value of the wrong type
-has been reported already (see model.py) and is treated as absent here.
+has been reported already (sandbox/document/model.py) and is treated as absent here.
 """
 
 from __future__ import annotations

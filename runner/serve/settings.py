@@ -13,8 +13,9 @@ it names, and an unknown key is a fault. No message has anything of a secret.
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from runner.contracts.contract import Contract, ContractOption
@@ -22,8 +23,9 @@ from runner.contracts.registry import all_contracts, find_contract
 from runner.lifecycle.spec import Spec
 from runner.protocol import wire
 from runner.protocol.secrets import Secrets
-from runner.serve.settings_file import SettingsFile, as_text, limit_fault, without_line_end
-from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
+from runner.serve.settings_file import SettingsFile, as_text, limit_faults, without_line_end
+from sandbox.document.diagnostic import Diagnostic, DocumentError, Severity, did_you_mean, quoted
+from sandbox.document.model import WrongValue
 from sandbox.spec import KeyPath, Limits
 from sandbox.speed.value import NamedTuple
 
@@ -71,7 +73,7 @@ class PluginSettings:
         self._reader: _SettingsReader | None = None
         self._faults: tuple[Diagnostic, ...] = ()
         try:
-            self._reader = _SettingsReader(self._path, environ)
+            self._reader = _SettingsReader(SettingsFile(self._path, environ))
         except DocumentError as error:
             self._faults = error.diagnostics
 
@@ -86,26 +88,43 @@ class PluginSettings:
         return self._reader.read(plugins)
 
 
-class _SettingsReader(SettingsFile):
+class _SettingsReader:
+    def __init__(self, file: SettingsFile) -> None:
+        self._file = file
+        self._faults: list[Diagnostic] = []
+
+    def _fault(
+        self, keys: KeyPath, rule: str, message: str, hint: str = "", severity: Severity = "error"
+    ) -> None:
+        self._faults.append(self._file.document.diagnostic(keys, rule, message, hint, severity))
+
+    def _bytes(self, keys: KeyPath, read: Callable[[str], bytes], source: Any) -> bytes:
+        """Those of a file or a secret; none if it has a fault."""
+        try:
+            return read(source)
+        except WrongValue as wrong:
+            self._fault(keys, wrong.rule, str(wrong), wrong.hint)
+            return b""
+
     def folders(self) -> dict[str, str]:
-        tables = {name: table for name, table in self._document.data.items() if isinstance(table, dict)}
+        tables = {name: table for name, table in self._file.document.data.items() if isinstance(table, dict)}
         given = {name: table.get("folder") for name, table in tables.items()}
-        return {name: self._path(each) for name, each in given.items() if isinstance(each, str) and each}
+        return {name: self._file.path(each) for name, each in given.items() if isinstance(each, str) and each}
 
     def read(self, plugins: Mapping[str, ServedPlugin]) -> Settings:
         found: dict[str, Mapping[str, Any]] = {}
-        for name, table in self._document.data.items():
+        for name, table in self._file.document.data.items():
             if name not in plugins:
                 near = next((each for each in plugins if each.startswith(f"{name}.")), "")
                 hint = f'write ["{near}"], in quotes' if near else did_you_mean(name, plugins)
                 message = f"there is no plugin {quoted(name)}: its settings are not used"
                 self._fault((name,), "settings_plugin", message, hint, "warning")
             elif not isinstance(table, dict):
-                self._fault((name,), "settings_type", f"{quoted(name)} is no table; write [{name}]")
+                self._fault((name,), "invalid_type", f"{quoted(name)} is no table; write [{name}]")
             else:
                 self._require_folder(name, table, plugins[name].path)
                 found[name] = self._table(name, table, find_contract(plugins[name].contract))
-        return Settings(found, tuple(self._faults), tuple(self._watched))
+        return Settings(found, tuple(self._faults), tuple(self._file.watched))
 
     def _require_folder(self, name: str, table: dict[str, Any], path: str) -> None:
         given = [key for key in table if key not in _FOR_ANY]
@@ -125,7 +144,7 @@ class _SettingsReader(SettingsFile):
             if types is None:
                 self._unknown(keys, contract, (*_KEYS, *own))
             elif type(value) not in types:
-                self._fault(keys, "settings_type", f"{key} is not {' or '.join(_TYPES[t] for t in types)}")
+                self._fault(keys, "invalid_type", f"{key} is not {' or '.join(_TYPES[t] for t in types)}")
             elif value == "":
                 self._fault(keys, "settings_value", f"{key}: its value is empty")
             elif key == "folder":
@@ -145,7 +164,7 @@ class _SettingsReader(SettingsFile):
             elif key == "numbers":
                 fields["numbers"] = {**value, **fields.get("numbers", {})}
             else:
-                fields[key] = self._path(value) if key == "state_dir" else value
+                fields[key] = self._file.path(value) if key == "state_dir" else value
         if options:
             fields["options"] = options
         if secrets:
@@ -182,20 +201,20 @@ class _SettingsReader(SettingsFile):
         secrets: dict[str, Any],
     ) -> None:
         if option.secret:
-            secrets[option.flag] = as_text(without_line_end(self._secret(keys, value)))
+            secrets[option.flag] = as_text(without_line_end(self._bytes(keys, self._file.secret, value)))
         elif option.reads_file:
-            text = self._file(keys, value).decode("utf-8", "replace")
-            options |= {option.name: text, f"{option.name}_file": self._path(value)}
+            text = self._bytes(keys, self._file.file, value).decode("utf-8", "replace")
+            options |= {option.name: text, f"{option.name}_file": self._file.path(value)}
         else:
-            options[option.name] = self._path(value) if option.metavar == "DIR" else value
+            options[option.name] = self._file.path(value) if option.metavar == "DIR" else value
 
     def _json(self, keys: KeyPath, name: str) -> Any:
-        raw = self._file(keys, name)
+        raw = self._bytes(keys, functools.partial(self._file.file, hidden=keys[-1] == "secrets"), name)
         try:
             return wire.decode(raw) if raw else None
         except wire.WireFault as fault:
             where = f": {fault.detail}" if keys[-1] == "config" else ""  # its text may be a secret's
-            self._fault(keys, "settings_file", f"{self._path(name)} is not JSON that can be used{where}")
+            self._fault(keys, "settings_file", f"{self._file.path(name)} is not JSON that can be used{where}")
 
     def _secrets(self, keys: KeyPath, given: Any, contract: Contract) -> dict[str, Any]:
         if not {"secrets", "secret_files"} & set(contract.takes):
@@ -211,7 +230,7 @@ class _SettingsReader(SettingsFile):
             self._fault(keys, "settings_value", "secrets has to be a table, or a file with a JSON object")
             return {}
         texts = "secrets" in contract.takes  # sent in a message; otherwise the bytes are a file
-        raw = {name: self._secret((*keys, name), source) for name, source in given.items()}
+        raw = {name: self._bytes((*keys, name), self._file.secret, source) for name, source in given.items()}
         values = {name: as_text(without_line_end(each) if texts else each) for name, each in raw.items()}
         for name, value in values.items():
             if texts and isinstance(value, bytes):
@@ -220,10 +239,9 @@ class _SettingsReader(SettingsFile):
         return values
 
     def _limits(self, keys: KeyPath, given: dict[str, Any]) -> dict[str, Any]:
-        for name, value in given.items():
-            if fault := limit_fault(name, value):
-                rule = "settings_value" if name in Limits._fields else "settings_key"
-                self._fault((*keys, name), rule, *fault)
+        for name, message, hint in limit_faults(given):
+            rule = "settings_value" if name in Limits._fields else "settings_key"
+            self._fault((*keys, name), rule, message, hint)
         return given
 
     def _unknown(self, keys: KeyPath, contract: Contract, known: tuple[str, ...]) -> None:

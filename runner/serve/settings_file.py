@@ -7,69 +7,66 @@ it names. No message has anything of a secret.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sandbox.document.diagnostic import Diagnostic, DocumentError, Severity, did_you_mean, quoted
+from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
+from sandbox.document.model import WrongValue
 from sandbox.document.read import parse, read_bounded
 from sandbox.policy.load import trust_fault
-from sandbox.spec import KeyPath, Limits
+from sandbox.spec import Limits
 from sandbox.units import parse_limit
 
 
 class SettingsFile:
-    """One while it is read. Faults are collected, with their places."""
+    """One while it is read: what it names, and where. `secret` and `file` raise WrongValue."""
 
     def __init__(self, path: str, environ: Mapping[str, str]) -> None:
         """Raises DocumentError if others can change the file, or it is not TOML."""
-        self._folder = os.path.dirname(path)
+        self.folder = os.path.dirname(path)
         self._environ = environ
-        self._faults: list[Diagnostic] = []
-        self._watched = {self._folder: None}
+        self.watched = {self.folder: None}  # folders in which a change may mean other settings
         if (fault := trust_fault(path, "the settings file")) is not None:
             raise DocumentError(Diagnostic(path, 0, 0, "settings_untrusted", *fault))
-        self._document = parse(path, read_bounded(path), "toml")
+        self.document = parse(path, read_bounded(path), "toml")
 
-    def _secret(self, keys: KeyPath, source: Any) -> bytes:
+    def secret(self, source: object) -> bytes:
         """The bytes that @FILE or env:NAME stands for. The source itself may be a secret, by mistake."""
         if isinstance(source, str) and source.startswith("@"):
-            return self._file(keys, source[1:])
-        if isinstance(source, str) and source.startswith("env:"):
-            value = self._environ.get(source[4:])
-            if not value:
-                self._fault(keys, "settings_value", "the daemon's environment has no such variable")
-            return os.fsencode(value or "")
-        self._fault(keys, "settings_value", "write @FILE, or env:NAME for a variable of the daemon")
-        return b""
+            return self.file(source[1:], hidden=True)
+        if not isinstance(source, str) or not source.startswith("env:"):
+            message = "write @FILE, or env:NAME for a variable of the daemon"
+            raise WrongValue(message, "settings_value", whole=True)
+        if value := self._environ.get(source[4:]):
+            return os.fsencode(value)
+        message = "the daemon's environment has no such variable"
+        raise WrongValue(message, "settings_value", whole=True)
 
-    def _path(self, name: str) -> str:
+    def path(self, name: str) -> str:
         """Of a file or folder that the settings name."""
-        return os.path.join(self._folder, name)
+        return os.path.join(self.folder, name)
 
-    def _file(self, keys: KeyPath, name: str) -> bytes:
-        """The bytes of a file that others cannot change; none if it has a fault."""
-        path = self._path(name)
-        self._watched[os.path.dirname(path)] = None
+    def watch(self, path: str) -> None:
+        self.watched[os.path.dirname(path)] = None
+
+    def file(self, name: str, *, hidden: bool = False) -> bytes:
+        """The bytes of a file that others cannot change. `hidden`: what names no file may be a secret, by
+        mistake."""
+        path = self.path(name)
+        self.watch(path)
         fault = trust_fault(path, "the file")
         if fault is not None:
-            self._fault(keys, "settings_untrusted", f"{path} is not used: {fault[0]}", fault[1])
-            return b""
+            message = f"{path} is not used: {fault[0]}"
+            raise WrongValue(message, "settings_untrusted", fault[1], whole=True)
         try:
             raw = read_bounded(path)
         except DocumentError as error:
-            # What names no file may be a secret, by mistake.
-            hidden = {"secrets", "tokens"} & {*keys} and not os.path.lexists(path)
-            named = "the file that it names" if hidden else path
-            self._fault(keys, "settings_file", f"{named}: {error.diagnostics[0].message}")
-            return b""
+            named = "the file that it names" if hidden and not os.path.lexists(path) else path
+            message = f"{named}: {error.diagnostics[0].message}"
+            raise WrongValue(message, "settings_file", whole=True) from None
         if not raw:
-            self._fault(keys, "settings_file", f"{path}: the file is empty")
+            raise WrongValue(f"{path}: the file is empty", "settings_file", whole=True)
         return raw
-
-    def _fault(
-        self, keys: KeyPath, rule: str, message: str, hint: str = "", severity: Severity = "error"
-    ) -> None:
-        self._faults.append(self._document.diagnostic(keys, rule, message, hint, severity))
 
 
 def without_line_end(raw: bytes) -> bytes:
@@ -84,13 +81,14 @@ def as_text(value: bytes) -> str | bytes:
         return value
 
 
-def limit_fault(name: str, value: Any) -> tuple[str, str] | None:
-    """The fault of a limit in the settings of a plugin, and a hint; None if it has none."""
-    if name not in Limits._fields:
-        hint = did_you_mean(name, Limits._fields) or f"there are {', '.join(Limits._fields)}"
-        return f"no limit is called {quoted(name)}", hint
-    try:
-        parse_limit(name, value)
-    except ValueError as error:
-        return f"{name}: {error}", ""
-    return None
+def limit_faults(given: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """The name, the fault and a hint of each wrong limit in the settings of a plugin."""
+    for name, value in given.items():
+        if name not in Limits._fields:
+            hint = did_you_mean(name, Limits._fields) or f"there are {', '.join(Limits._fields)}"
+            yield name, f"no limit is called {quoted(name)}", hint
+            continue
+        try:
+            parse_limit(name, value)
+        except ValueError as error:
+            yield name, f"{name}: {error}", ""

@@ -79,13 +79,13 @@ def load_policy(name_or_path: str | None, environ: Mapping[str, str]) -> Policy:
         if not look.exists(path):
             raise DocumentError(_unknown_name(named))
         # Not checked: these files are as trustworthy as the code beside them.
-        return _read(path, named)
+        return read_policy(path, named)
     path = os.path.abspath(named)
     fault = trust_fault(path)
     if fault is not None:
         reason, hint = fault
         raise DocumentError(Diagnostic(path, 0, 0, "policy_untrusted", reason, hint))
-    return _read(path, path)
+    return read_policy(path, path)
 
 
 def binding_policy(chosen: Policy) -> Policy | None:
@@ -106,8 +106,9 @@ def binding_policy(chosen: Policy) -> Policy | None:
     return load_policy(SYSTEM_POLICY, {}) if bound else None
 
 
-def _read(path: str, name: str) -> Policy:
-    """Parse the policy, or take it from the cache for the same bytes: parsing costs as much as the cage."""
+def read_policy(path: str, name: str) -> Policy:
+    """Read a policy as the file is now, or take it from the cache for the same bytes: the first reading
+    imports pydantic. Raises DocumentError. It is not asked whether the file can be trusted."""
     raw = read_bounded(path)
     key = fingerprint(_FORMAT, os.fsencode(path), os.fsencode(name), raw)
     cached = _load_cached(key)

@@ -85,7 +85,7 @@ def _options(args: argparse.Namespace) -> StdioOptions:
     """Raises ValueError and DocumentError."""
     from runner.gateway.audit import AuditFile
     from runner.gateway.options import StdioOptions
-    from runner.gateway.settings import DEFAULT_CLIENT, GatewaySettings, read_settings
+    from runner.gateway.settings import DEFAULT_CLIENT, GatewaySettings
     from sandbox.units import parse_limit
 
     for name in ("policy", "settings", "client", "audit"):
@@ -97,7 +97,11 @@ def _options(args: argparse.Namespace) -> StdioOptions:
         seconds = float(parse_limit("call", args.list_wait))
     except ValueError as error:
         raise ValueError(f"--list-wait {args.list_wait}: {error}") from None
-    settings = GatewaySettings() if args.settings is None else read_settings(args.settings)
+    settings = GatewaySettings()
+    if args.settings is not None:
+        from runner.gateway.settings_file import read_settings
+
+        settings = read_settings(args.settings)
     if args.client != DEFAULT_CLIENT and args.client not in settings.clients:
         known = ", ".join(settings.clients) or "none"
         raise ValueError(f"--client {args.client}: the settings have no such client; they have {known}")

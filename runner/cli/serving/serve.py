@@ -174,11 +174,15 @@ def _tls(args: argparse.Namespace) -> DoorTls | None:
 
 def _gateway(settings_file: str | None) -> DoorMount:
     """The gateway. Its imports take most of a second, and wait for the first request. Raises ValueError."""
-    from runner.gateway.settings import GatewaySettings, read_settings
+    from runner.gateway.settings import GatewaySettings
     from runner.serve.mounted import CannotMount, DoorMount
 
+    settings = GatewaySettings()
     try:
-        settings = GatewaySettings() if settings_file is None else read_settings(settings_file)
+        if settings_file is not None:
+            from runner.gateway.settings_file import read_settings
+
+            settings = read_settings(settings_file)
     except DocumentError as error:
         raise ValueError("\n".join(each.text() for each in error.diagnostics)) from None
     if settings.limits:

@@ -8,9 +8,7 @@ import re
 from runner.manifest.load import contract_at
 from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.document.read import read_bounded
-from sandbox.policy.load import policy_names, trust_fault
-from sandbox.policy.parse import parse_policy
-from sandbox.policy.schema import policy_schema
+from sandbox.policy.load import policy_names, read_policy, trust_fault
 
 _FILE_NAME = "policy.toml"
 # Tables that other files do not have: without a version, a policy is known by them, or by keys in the others.
@@ -32,6 +30,11 @@ def is_policy(path: str) -> bool:
         raw = read_bounded(path)
     except DocumentError:
         return False  # reading it as a manifest reports why
+    if contract_at(path) is not None:
+        return False
+    # Imported here: the model of a policy takes as long as all else that `check` does.
+    from sandbox.policy.tables import policy_schema
+
     tables = {each.decode() for each in _TABLE.findall(raw)}
     # A table that no policy has means another kind of file, unless other tables are those of a policy.
     schema = policy_schema()["properties"]
@@ -42,14 +45,14 @@ def is_policy(path: str) -> bool:
         own = {*_OWN_TABLES, *(key for table in known for key in schema[table].get("properties", ()))}
         keys = {each.decode() for each in _KEY.findall(raw)}
         likely = known == tables and not own.isdisjoint(tables | keys)
-    return likely and contract_at(path) is None
+    return likely
 
 
 def policy_faults(path: str) -> tuple[Diagnostic, ...]:
     """All faults, and a warning if a launch would not trust the file."""
     absolute = os.path.abspath(path)
     try:
-        parse_policy(absolute, read_bounded(absolute), name=absolute)
+        read_policy(absolute, absolute)  # which stores it, so that the next launch need not read it
     except DocumentError as error:
         return error.diagnostics
     fault = trust_fault(absolute)

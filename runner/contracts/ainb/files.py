@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 
-from runner.manifest.faults import Faults
 from runner.manifest.program import check_format
 from runner.manifest.table import Table
 from runner.plugin import Plugin
 from sandbox import look
 from sandbox.document.diagnostic import Diagnostic, quoted
+from sandbox.document.faults import Faults
 from sandbox.document.read import Document
 
 

@@ -22,11 +22,12 @@ from runner.contracts.ainb.terms import (
     RENDER_SECONDS,
     SHUTDOWN_SECONDS,
 )
-from runner.manifest import model, sandbox_request, semver
-from runner.manifest.faults import Faults
+from runner.manifest import sandbox_request, semver
 from runner.manifest.table import Item, Table
 from runner.plugin import Entrypoint, Plugin
+from sandbox.document import model
 from sandbox.document.diagnostic import Diagnostic, quoted
+from sandbox.document.faults import Faults
 from sandbox.document.read import Document
 from sandbox.network.rules import HostRule, parse_rule, ports_fault
 from sandbox.spec import STATE_DIR_TOKEN, EnvRequest, KeyPath, Network, PathRequest, SandboxSpec

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 from runner.contracts.kaged.declared import STORAGE_READ, STORAGE_WRITE
 from runner.manifest import sandbox_request
-from runner.manifest.faults import Faults
 from runner.manifest.table import Item
 from sandbox.document.diagnostic import did_you_mean, quoted
+from sandbox.document.faults import Faults
 from sandbox.network.rules import parse_rule, ports_fault
 from sandbox.spec import Access, KeyPath, Network, NetworkMode, PathRequest
 from sandbox.speed.value import NamedTuple

@@ -16,9 +16,9 @@ from typing import Any
 
 from runner.contracts.kaged.declared import DeclaredKnob
 from runner.manifest import sandbox_request
-from runner.manifest.faults import Faults
 from runner.manifest.table import Item, Table
 from sandbox.document.diagnostic import cut, did_you_mean, quoted
+from sandbox.document.faults import Faults
 from sandbox.spec import KeyPath, PathRequest
 from sandbox.speed.value import NamedTuple
 

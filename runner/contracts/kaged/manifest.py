@@ -13,12 +13,13 @@ from runner.contracts.kaged.capabilities import read_capabilities
 from runner.contracts.kaged.declared import COMPACTOR, OBSERVER, Declared, DeclaredTool, exports_of
 from runner.contracts.kaged.knobs import Folders, path_requests, read_knobs
 from runner.contracts.kaged.terms import API_VERSION, CALL_SECONDS, HANDSHAKE_SECONDS, HEALTH_ANSWER_SECONDS
-from runner.manifest import model, sandbox_request, semver
-from runner.manifest.faults import Faults
+from runner.manifest import sandbox_request, semver
 from runner.manifest.table import Table
 from runner.plugin import Entrypoint, Plugin
 from sandbox import look
+from sandbox.document import model
 from sandbox.document.diagnostic import Diagnostic, quoted
+from sandbox.document.faults import Faults
 from sandbox.document.read import Document
 from sandbox.spec import STATE_DIR_TOKEN, EnvRequest, PathRequest, Project, SandboxSpec
 

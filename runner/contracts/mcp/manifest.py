@@ -17,13 +17,14 @@ from runner.contracts.mcp.hosts.host import Host, HostServer
 from runner.contracts.mcp.hosts.site import Site, directory_of, site_of
 from runner.contracts.mcp.hosts.wrapping import plugin_env, plugin_env_file, run_name, split_wrapped
 from runner.contracts.mcp.named_paths import missing_program, named_paths
-from runner.manifest import model, sandbox_request
-from runner.manifest.faults import Faults
+from runner.manifest import sandbox_request
 from runner.manifest.table import Item, Table
 from runner.plugin import Entrypoint, Plugin, Template
 from sandbox import look
 from sandbox.cache import fingerprint
+from sandbox.document import model
 from sandbox.document.diagnostic import Diagnostic, nearest, quoted
+from sandbox.document.faults import Faults
 from sandbox.document.read import Document
 from sandbox.paths.executable import is_executable
 from sandbox.paths.mounts import contains

@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from runner.manifest import model, sandbox_request
+from runner.manifest import sandbox_request
+from sandbox.document import model
 
 _PATHS_SCHEMA: dict[str, Any] = {
     "type": "array",

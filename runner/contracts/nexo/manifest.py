@@ -11,12 +11,13 @@ from collections.abc import Iterator, Sequence
 
 from runner.contracts.nexo import exports, rules, topics
 from runner.contracts.nexo.supervisor import lifecycle
-from runner.manifest import model, sandbox_request
-from runner.manifest.faults import Faults
+from runner.manifest import sandbox_request
 from runner.manifest.program import check_program
 from runner.manifest.table import Item, Table
 from runner.plugin import Entrypoint, Plugin
+from sandbox.document import model
 from sandbox.document.diagnostic import Diagnostic, nearest, quoted
+from sandbox.document.faults import Faults
 from sandbox.document.read import Document
 from sandbox.spec import EnvRequest, KeyPath, Limits, Network, PathRequest, SandboxSpec
 

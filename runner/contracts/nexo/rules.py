@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from runner.manifest.faults import Faults
 from runner.manifest.sandbox_request import Word
 from runner.manifest.semver import Triple, admits, is_version
 from runner.manifest.table import Item, Table
 from sandbox.document.diagnostic import DocumentError, quoted
+from sandbox.document.faults import Faults
 from sandbox.document.read import parse
 from sandbox.spec import KeyPath
 

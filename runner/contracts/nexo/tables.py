@@ -11,7 +11,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from runner.contracts.nexo import rules
-from runner.manifest import model, sandbox_request
+from runner.manifest import sandbox_request
+from sandbox.document import model
 
 
 class _Table(BaseModel):

@@ -8,11 +8,12 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from runner.contracts.rune.terms import PROTOCOL, TIMEOUTS
-from runner.manifest import model, sandbox_request
-from runner.manifest.faults import Faults
+from runner.manifest import sandbox_request
 from runner.manifest.table import Item, Table
 from runner.plugin import Entrypoint, Plugin
+from sandbox.document import model
 from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
+from sandbox.document.faults import Faults
 from sandbox.document.read import Document, parse, read_bounded
 from sandbox.spec import EnvRequest, KeyPath, SandboxSpec
 

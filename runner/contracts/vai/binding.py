@@ -22,10 +22,10 @@ from typing import Any, TypeVar
 
 from runner.contracts.contract import BoundExport
 from runner.contracts.vai.declared import PLURAL, DeclaredExport, Permissions, declared_by
-from runner.manifest.faults import Faults
 from runner.manifest.table import Table
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
+from sandbox.document.faults import Faults
 from sandbox.document.read import parse
 from sandbox.spec import KeyPath
 from sandbox.speed.value import NamedTuple

@@ -19,11 +19,12 @@ from runner.contracts.vai.declared import (
     exports_of,
 )
 from runner.contracts.vai.terms import HELLO_SECONDS, PACKAGE, SHUTDOWN_SECONDS
-from runner.manifest import model, sandbox_request, semver
-from runner.manifest.faults import Faults
+from runner.manifest import sandbox_request, semver
 from runner.manifest.table import Item, Table
 from runner.plugin import Entrypoint, Plugin
+from sandbox.document import model
 from sandbox.document.diagnostic import Diagnostic, quoted
+from sandbox.document.faults import Faults
 from sandbox.document.read import Document
 from sandbox.spec import KeyPath, SandboxSpec
 

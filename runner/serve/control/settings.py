@@ -25,29 +25,35 @@ import hmac
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
 from runner.package.keys import TrustedKey, load_trusted
 from runner.protocol.gateway_url import gateway_host
 from runner.protocol.secrets import Secrets
 from runner.serve.peer import read_token
 from runner.serve.settings_file import SettingsFile, as_text
-from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
+from sandbox.document.diagnostic import Diagnostic, DocumentError, quoted
+from sandbox.document.faults import Faults
+from sandbox.document.model import Wording, WrongValue, check
+from sandbox.document.operator_table import EXPECTED, Kind, OperatorTable, Texts
 from sandbox.policy.load import trust_fault
-from sandbox.spec import KeyPath
 from sandbox.speed.value import NamedTuple
 from sandbox.units import parse_limit
 
-_KEYS = (
-    *("trust", "review", "registries", "registry_ca", "registry_hosts"),
-    *("database", "store", "orgs"),
-)
 _GATEWAY_KEYS = ("gateway_url", "gateway_token_command", "gateway_token_lifetime")
-_ORG_KEYS = ("tokens", "secrets", *_GATEWAY_KEYS)
 _MOST_ORGS, _MOST_TOKENS, _MOST_SECRETS, _MOST_REGISTRIES, _MOST_WORDS = 1000, 8, 256, 256, 64
 _ORG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z")
 _SECRET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}\Z")
 _REGISTRY = re.compile(r"[a-z0-9][a-z0-9.-]*(:\d{1,5})?(/[a-z0-9][a-z0-9._/-]*)?\Z")
+_WORDING = Wording(
+    unknown="{key} is not a key of these settings",
+    wrong_type="{name} is not {expected}",
+    value_rule="settings_value",
+    skip=2,
+    expected=EXPECTED,
+)
 
 Review = Literal["optional", "required"]
 
@@ -104,157 +110,176 @@ class ControlSettings(NamedTuple):
         return any(reference == each or reference.startswith(f"{each}/") for each in self.registries)
 
 
+class _NamedFiles(NamedTuple):
+    """What validators read from: the file with all that it names."""
+
+    file: SettingsFile
+    trusted: dict[str, TrustedKey]
+    faults: list[Diagnostic]  # of the trust file
+
+
+def _named(value: object, info: ValidationInfo) -> str:
+    if not isinstance(value, str) or "\0" in value or not value:
+        raise WrongValue("is not the path of a file or folder")
+    return _files(info).file.path(value)
+
+
+def _trust(path: str, info: ValidationInfo) -> str:
+    files = _files(info)
+    files.file.watch(path)
+    try:
+        files.trusted.update(load_trusted(path))
+    except DocumentError as error:
+        files.faults.extend(error.diagnostics)
+    return path
+
+
+def _files(info: ValidationInfo) -> _NamedFiles:
+    assert isinstance(info.context, _NamedFiles)
+    return info.context
+
+
+def _registry(name: str) -> str:
+    if not _REGISTRY.match(name):
+        message = f"{quoted(name)} is not a registry, or a folder of one"
+        raise WrongValue(message, hint="write ghcr.io/acme", whole=True)
+    return name
+
+
+def _review(value: object) -> object:
+    if value not in ("optional", "required"):
+        raise WrongValue('is neither "optional" nor "required"')
+    return value
+
+
+def _token(source: object, info: ValidationInfo) -> bytes:
+    """The SHA-256 of a token. The source itself may be a token, by mistake."""
+    if not isinstance(source, str) or not source.startswith("@"):
+        message = "a token is given by the name of its file"
+        raise WrongValue(message, hint='write "@FILE"; only its owner may read the file', whole=True)
+    file = _files(info).file
+    path = file.path(source[1:])
+    file.watch(path)
+    try:
+        return hashlib.sha256(read_token(path)).digest()
+    except ValueError as error:
+        shown = str(error) if os.path.lexists(path) else "there is no such file"
+        raise WrongValue(shown, "settings_file", whole=True) from None
+
+
+def _secret(source: object, info: ValidationInfo) -> str | bytes:
+    return as_text(_files(info).file.secret(source))
+
+
+def _secret_name(name: str) -> str:
+    if not _SECRET.match(name):
+        raise WrongValue(f"{quoted(name)} cannot be the name of a secret", whole=True)
+    return name
+
+
+def _org_name(name: str) -> str:
+    if not _ORG.match(name):
+        hint = "use up to 64 letters, digits and . _ -, and begin with a letter or a digit"
+        raise WrongValue(f"{quoted(name)} cannot be the name of an org", hint=hint, whole=True)
+    return name
+
+
+def _url(url: str) -> str:
+    gateway_host(url)
+    return url
+
+
+def _command(command: tuple[str, ...]) -> tuple[str, ...]:
+    if not command or not command[0].startswith("/") or not all(command):
+        raise WrongValue("is not a program by its absolute path, and words for it")
+    if (fault := trust_fault(command[0], "the program")) is not None:
+        message = f"{command[0]} is not used: {fault[0]}"
+        raise WrongValue(message, "settings_untrusted", fault[1], whole=True)
+    if not os.path.isfile(command[0]) or not os.access(command[0], os.X_OK):
+        message = f"{command[0]} is not a program that the daemon can start"
+        raise WrongValue(message, "settings_file", whole=True)
+    return command
+
+
+def _lifetime(value: object) -> float:
+    try:
+        return float(parse_limit("call", value)) if value else 0.0
+    except ValueError as error:
+        raise WrongValue(f"gateway_token_lifetime: {error}", whole=True) from None
+
+
+_Named = Annotated[str, BeforeValidator(_named)]
+
+
+class _OrgTable(OperatorTable):
+    tokens: Annotated[
+        tuple[Annotated[bytes, BeforeValidator(_token)], ...], Field(strict=False, max_length=_MOST_TOKENS)
+    ] = ()
+    secrets: Annotated[
+        Mapping[Annotated[str, AfterValidator(_secret_name)], Annotated[Any, BeforeValidator(_secret)]],
+        Field(max_length=_MOST_SECRETS),
+        AfterValidator(Secrets),  # which shows none of them
+    ] = Field(default_factory=Secrets)
+    gateway_url: Annotated[str, AfterValidator(_url)] = ""
+    gateway_token_command: Annotated[Texts, Field(max_length=_MOST_WORDS), AfterValidator(_command)] = ()
+    gateway_token_lifetime: Annotated[float, Kind(_lifetime, {})] = 0.0
+
+    @model_validator(mode="after")
+    def _url_and_command(self) -> Self:
+        given = [key for key in _GATEWAY_KEYS if key in self.model_fields_set]
+        for key in _GATEWAY_KEYS[:2]:
+            if given and key not in given:
+                raise WrongValue(f"{given[0]} is there without {key}", keys=(given[0],), whole=True)
+        return self
+
+    def settings(self) -> OrgSettings:
+        gateway = OrgGateway(self.gateway_url, self.gateway_token_command, self.gateway_token_lifetime)
+        return OrgSettings(self.tokens, Secrets(self.secrets), gateway if self.gateway_url else None)
+
+
+def _distinct(orgs: dict[str, _OrgTable]) -> dict[str, _OrgTable]:
+    owners: dict[bytes, str] = {}
+    for name, org in orgs.items():
+        for token in org.tokens:
+            if owners.setdefault(token, name) != name:
+                message = f"a token of {quoted(name)} is one of {quoted(owners[token])} too"
+                raise WrongValue(message, hint="make another one", keys=(name, "tokens"), whole=True)
+    return orgs
+
+
+class _ControlFile(OperatorTable):
+    trust: Annotated[_Named, AfterValidator(_trust)] = ""
+    review: Annotated[Review, BeforeValidator(_review)] = "optional"
+    registries: Annotated[
+        tuple[Annotated[str, AfterValidator(_registry)], ...],
+        Field(strict=False, max_length=_MOST_REGISTRIES),
+    ] = ()
+    registry_ca: _Named = ""
+    registry_hosts: Annotated[tuple[str, ...], Field(strict=False, max_length=_MOST_REGISTRIES)] = ()
+    database: _Named = ""
+    store: _Named = ""
+    orgs: Annotated[
+        dict[Annotated[str, AfterValidator(_org_name)], _OrgTable],
+        Field(max_length=_MOST_ORGS),
+        AfterValidator(_distinct),
+    ] = Field(default_factory=dict)
+
+
 def read_control_settings(path: str, environ: Mapping[str, str]) -> ControlSettings:
     """Raises DocumentError with every fault of the file and of those that it names."""
-    return _ControlReader(os.path.abspath(path), environ).read()
-
-
-class _ControlReader(SettingsFile):
-    def read(self) -> ControlSettings:
-        data = self._document.data
-        self._known((), data, _KEYS)
-        review: Any = data.get("review", "optional")
-        if review not in ("optional", "required"):
-            self._fault(("review",), "settings_value", 'review is neither "optional" nor "required"')
-        trust = self._named("trust")
-        found = ControlSettings(
-            self._orgs(),
-            trust,
-            self._trusted(trust),
-            review,
-            self._registries(),
-            self._named("registry_ca"),
-            self._texts(("registry_hosts",), self._document.data.get("registry_hosts", []), _MOST_REGISTRIES),
-            self._named("database"),
-            self._named("store"),
-            tuple(self._watched),
-        )
-        if self._faults:
-            raise DocumentError(*self._faults)
-        return found
-
-    def _known(self, keys: KeyPath, table: Mapping[str, object], known: tuple[str, ...]) -> None:
-        for key in table:
-            if key not in known:
-                hint = did_you_mean(key, known) or f"there are {', '.join(known)}"
-                self._fault(
-                    (*keys, key), "settings_key", f"{quoted(key)} is not a key of these settings", hint
-                )
-
-    def _named(self, key: str) -> str:
-        """The path that a key of the file gives, or ''."""
-        value = self._document.data.get(key, "")
-        if not isinstance(value, str) or "\0" in value or (key in self._document.data and not value):
-            self._fault((key,), "settings_value", f"{key} is not the path of a file or folder")
-            return ""
-        return self._path(value) if value else ""
-
-    def _trusted(self, path: str) -> Mapping[str, TrustedKey]:
-        if not path:
-            return {}
-        self._watched[os.path.dirname(path)] = None
-        try:
-            return load_trusted(path)
-        except DocumentError as error:
-            self._faults += error.diagnostics
-            return {}
-
-    def _registries(self) -> tuple[str, ...]:
-        given = self._texts(("registries",), self._document.data.get("registries", []), _MOST_REGISTRIES)
-        for index, each in enumerate(given):
-            if not _REGISTRY.match(each):
-                message = f"{quoted(each)} is not a registry, or a folder of one"
-                self._fault(("registries", index), "settings_value", message, "write ghcr.io/acme")
-        return given
-
-    def _texts(self, keys: KeyPath, given: object, most: int) -> tuple[str, ...]:
-        if isinstance(given, list) and len(given) <= most and all(isinstance(each, str) for each in given):
-            return tuple(given)
-        self._fault(keys, "settings_type", f"{keys[-1]} is not a list of at most {most} texts")
-        return ()
-
-    def _orgs(self) -> dict[str, OrgSettings]:
-        given = self._document.data.get("orgs", {})
-        if not isinstance(given, dict) or len(given) > _MOST_ORGS:
-            self._fault(("orgs",), "settings_type", f"orgs is not a table of at most {_MOST_ORGS} orgs")
-            return {}
-        found = {name: self._org(name, table) for name, table in given.items()}
-        owners: dict[bytes, str] = {}
-        for name, org in found.items():
-            for token in org.tokens:
-                if owners.setdefault(token, name) != name:
-                    message = f"a token of {quoted(name)} is one of {quoted(owners[token])} too"
-                    self._fault(("orgs", name, "tokens"), "settings_value", message, "make another one")
-        return found
-
-    def _org(self, name: str, table: object) -> OrgSettings:
-        keys = ("orgs", name)
-        if not _ORG.match(name):
-            hint = "use up to 64 letters, digits and . _ -, and begin with a letter or a digit"
-            self._fault(keys, "settings_value", f"{quoted(name)} cannot be the name of an org", hint)
-        if not isinstance(table, dict):
-            self._fault(keys, "settings_type", f"{quoted(name)} is no table; write [orgs.{name}]")
-            return OrgSettings()
-        self._known(keys, table, _ORG_KEYS)
-        tokens = self._texts((*keys, "tokens"), table.get("tokens", []), _MOST_TOKENS)
-        secrets = table.get("secrets", {})
-        if not isinstance(secrets, dict) or len(secrets) > _MOST_SECRETS:
-            message = f"secrets is not a table of at most {_MOST_SECRETS} secrets"
-            self._fault((*keys, "secrets"), "settings_type", message)
-            secrets = {}
-        for each in secrets:
-            if not _SECRET.match(each):
-                message = f"{quoted(each)} cannot be the name of a secret"
-                self._fault((*keys, "secrets", each), "settings_value", message)
-        values = {each: self._secret((*keys, "secrets", each), source) for each, source in secrets.items()}
-        digests = tuple(self._token((*keys, "tokens", index), each) for index, each in enumerate(tokens))
-        found = Secrets({each: as_text(value) for each, value in values.items()})
-        return OrgSettings(digests, found, self._gateway(keys, table))
-
-    def _gateway(self, keys: KeyPath, table: Mapping[str, Any]) -> OrgGateway | None:
-        given = [key for key in _GATEWAY_KEYS if key in table]
-        if not given:
-            return None
-        for key in _GATEWAY_KEYS[:2]:
-            if key not in table:
-                self._fault((*keys, given[0]), "settings_value", f"{given[0]} is there without {key}")
-                return None
-        url, at = table["gateway_url"], (*keys, "gateway_token_command")
-        try:
-            gateway_host(url)
-        except ValueError as error:
-            self._fault((*keys, "gateway_url"), "settings_value", f"gateway_url {error}")
-        command = self._texts(at, table["gateway_token_command"], _MOST_WORDS)
-        if not command or not command[0].startswith("/") or not all(command) or "\0" in "".join(command):
-            message = "gateway_token_command is not a program by its absolute path, and words for it"
-            self._fault(at, "settings_value", message)
-        elif (fault := trust_fault(command[0], "the program")) is not None:
-            self._fault(at, "settings_untrusted", f"{command[0]} is not used: {fault[0]}", fault[1])
-        elif not os.path.isfile(command[0]) or not os.access(command[0], os.X_OK):
-            self._fault(at, "settings_file", f"{command[0]} is not a program that the daemon can start")
-        lifetime = table.get("gateway_token_lifetime", 0)
-        try:
-            seconds = float(parse_limit("call", lifetime)) if lifetime else 0.0
-        except ValueError as error:
-            message = f"gateway_token_lifetime: {error}"
-            self._fault((*keys, "gateway_token_lifetime"), "settings_value", message)
-            seconds = 0.0
-        return OrgGateway(str(url), command, seconds)
-
-    def _token(self, keys: KeyPath, source: str) -> bytes:
-        """The SHA-256 of a token. The source itself may be a token, by mistake."""
-        if not source.startswith("@"):
-            message = "a token is given by the name of its file"
-            self._fault(keys, "settings_value", message, 'write "@FILE"; only its owner may read the file')
-            return b""
-        path = self._path(source[1:])
-        self._watched[os.path.dirname(path)] = None
-        try:
-            return hashlib.sha256(read_token(path)).digest()
-        except ValueError as error:
-            shown = str(error) if os.path.lexists(path) else "there is no such file"
-            self._fault(keys, "settings_file", shown)
-            return b""
+    files = _NamedFiles(SettingsFile(os.path.abspath(path), environ), {}, [])
+    document = files.file.document
+    faults = Faults(document)
+    found: _ControlFile | None = check(
+        faults, _ControlFile, document.data, (), lambda *_: "settings_key", _WORDING, files
+    )
+    if found is None or files.faults:
+        raise DocumentError(*faults.diagnostics(), *files.faults)
+    return ControlSettings(
+        **{**dict(found), "orgs": {name: each.settings() for name, each in found.orgs.items()}},
+        trusted=files.trusted,
+        watched=tuple(files.file.watched),
+    )
 
 
 def told(error: DocumentError) -> str:

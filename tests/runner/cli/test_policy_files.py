@@ -14,7 +14,7 @@ import pytest
 
 from runner.cli.shared.policy_file import is_policy
 from sandbox.policy.parse import parse_policy
-from sandbox.policy.schema import policy_schema
+from sandbox.policy.tables import policy_schema
 from tests.conftest import ROOT, Caller
 from tests.tables import one_case
 

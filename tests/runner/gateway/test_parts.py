@@ -32,7 +32,8 @@ from runner.gateway.names import MOST_NAME, plugin_part, public_name, public_uri
 from runner.gateway.questions import ClientQuestions, ClientRequest
 from runner.gateway.rate import RateLimit
 from runner.gateway.server import ClientGateway
-from runner.gateway.settings import ClientSettings, GatewaySettings, read_settings
+from runner.gateway.settings import ClientSettings, GatewaySettings
+from runner.gateway.settings_file import read_settings
 from runner.gateway.tool_source import Lists
 from runner.gateway.translate import Shown, shown
 from runner.outcome import Outcome
@@ -80,21 +81,22 @@ def test_uris_lead_back_to_their_plugin() -> None:
 FAULTS: Mapping[str, str] = {
     "[clients.a]\ntols = []": ":2:1: unknown_key: there is no key 'tols' here",
     "client = 1": ":1:1: unknown_key: there is no key 'client' here",
-    "[clients]\na = 1": ":2:1: wrong_type: clients.a has to be a table",
-    "[clients.a]\ntools = 'x'": ":2:1: wrong_type: tools has to be a list of texts",
-    "[clients.a]\ncalls_per_minute = 0": ":2:1: wrong_type: calls_per_minute has to be a whole number",
-    "[clients.a]\ncalls_per_minute = true": ":2:1: wrong_type: calls_per_minute",
+    "[clients]\na = 1": ":2:1: invalid_type: clients.a has to be a table",
+    "[clients]\nint = 1": ":2:1: invalid_type: clients.int has to be a table",
+    "[clients.a]\ntools = 'x'": ":2:1: invalid_type: tools has to be a list of texts",
+    "[clients.a]\ncalls_per_minute = 0": ":2:1: invalid_type: calls_per_minute has to be a whole number",
+    "[clients.a]\ncalls_per_minute = true": ":2:1: invalid_type: calls_per_minute",
     "[clients.a]\nrename = {x__y = 'z__w'}": ": bad_name: the new name of 'x__y' cannot be used",
     "[clients.a]\nrename = {x__y = 'z', x__w = 'z'}": ": name_taken: two tools cannot both be called 'z'",
     "[remotes.a]\nurl = 'https://x.example/mcp'\ntoken = 'abc'": ":3:1: literal_token: token: a token does",
     "[remotes.a]\nurl = 'https://me:pw@x.example/mcp'": ":2:1: bad_url: url has to begin with https://",
     "[remotes.a]\ntoken_file = 'x'": ":1:10: missing_key: the remote 'a' has no url",
     "[plugins.a]\nfoldr = 'x'": ":2:1: unknown_key: there is no key 'foldr' here",
-    "[plugins.a]\nlimits = 5": ":2:1: wrong_type: limits has to be a table",
+    "[plugins.a]\nlimits = 5": ":2:1: invalid_type: limits has to be a table",
     "[plugins.a]\nlimits = {cal = '5s'}": ": bad_limit: no limit is called 'cal'",
     "[plugins.a]\nlimits = {call = 'soon'}": ": bad_limit: call: ",
-    "[plugins.a]\nfolder = 1": ":2:1: wrong_type: folder has to be a text",
-    "trust_first = 1": ":1:1: wrong_type: trust_first has to be true or false",
+    "[plugins.a]\nfolder = 1": ":2:1: invalid_type: folder has to be a text",
+    "trust_first = 1": ":1:1: invalid_type: trust_first has to be true or false",
     "x = [": ": toml_syntax: ",
 }
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from runner.cli.shared.policy_file import policy_faults
 from runner.contracts import nexo
 from runner.manifest import cache as manifest_cache
 from runner.manifest.load import load, load_all
@@ -305,22 +306,40 @@ def test_the_warning_about_a_shadowed_file_is_not_cached(tmp_path: Path, folder:
     assert "manifest_shadowed" not in [d.rule for d in load(str(tmp_path)).diagnostics]
 
 
-def test_a_second_launch_imports_no_model(tmp_path: Path) -> None:
-    path = tmp_path / "plugin.toml"
+def test_only_the_first_reading_of_a_manifest_or_a_policy_imports_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, policy = tmp_path / "plugin.toml", tmp_path / "policy.toml"
     path.write_text(NEXO)
     program = (
         "import sys; from runner.manifest import load as manifest; from sandbox import cache;"
+        "from sandbox.policy.load import load_policy;"
         f"cache.directory = lambda: {str(tmp_path / 'cache')!r};"
         f"assert manifest.load({str(path)!r}).plugin;"
+        "print(*(name for name in ('pydantic', 'tomllib', 'yaml', 'hashlib') if name in sys.modules));"
+        f"load_policy({str(policy)!r}, {{}});"
         "print(*(name for name in ('pydantic', 'tomllib', 'yaml', 'hashlib') if name in sys.modules))"
     )
-    seen = [
-        subprocess.run(
-            [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout.split()
-        for _ in range(2)
+
+    def imported(text: str) -> list[str]:
+        """What was imported when the manifest was read, and then the policy."""
+        policy.write_text(text)
+        argv = [sys.executable, "-c", program]
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+        return ["models" if "pydantic" in line else line for line in done.stdout.splitlines()]
+
+    old, new, checked = "version = 1\n", "version = 1\nscan_limit = 7\n", "version = 1\nscan_limit = 8\n"
+    assert [imported(text) for text in (old, old, new, new, old)] == [
+        ["models", "models"],
+        ["", ""],
+        ["", "models"],  # the changed policy, but not the manifest
+        ["", ""],
+        ["", ""],
     ]
-    assert "pydantic" in seen[0] and seen[1] == []
+    policy.write_text(checked)
+    monkeypatch.setattr(cache, "directory", lambda: str(tmp_path / "cache"))
+    assert policy_faults(str(policy)) == ()
+    assert imported(checked) == ["", ""]
 
 
 def test_check_takes_a_known_manifest_and_looks_at_its_files(

@@ -16,8 +16,8 @@ if sys.argv[3] == "models before":
     class Own(BaseModel):
         name: str
 loaded = sys.modules.get("pydantic.plugin._loader")
-from runner.manifest.faults import Faults
-from runner.manifest.model import TABLE, check
+from sandbox.document.faults import Faults
+from sandbox.document.model import TABLE, check
 from sandbox.document.read import parse
 
 class Table(BaseModel):

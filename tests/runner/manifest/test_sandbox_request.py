@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.manifest import model
-from runner.manifest.faults import Faults
 from runner.manifest.sandbox_request import LIMITS, Word, Words, hosts, limits, limits_schema, parse_host
 from runner.manifest.table import Table
+from sandbox.document import model
+from sandbox.document.faults import Faults
 from sandbox.document.read import parse
 from sandbox.spec import Limits, SeccompProfile
 from tests.tables import one_case

@@ -7,9 +7,9 @@ from typing import Any
 
 from runner.contracts.mcp.hosts.entries import GENERIC, URLS
 from runner.contracts.mcp.hosts.host import Host, HostServer
-from runner.manifest import model
-from runner.manifest.faults import Faults
+from sandbox.document import model
 from sandbox.document.diagnostic import Diagnostic, did_you_mean, quoted
+from sandbox.document.faults import Faults
 from sandbox.document.read import Document
 
 _MOST_SHOWN = 20

@@ -12,8 +12,8 @@ from runner.plugin import Plugin
 from sandbox.spec import EnvRequest, KeyPath, is_variable_name
 
 if TYPE_CHECKING:
-    from runner.manifest.faults import Faults
     from runner.manifest.table import Item
+    from sandbox.document.faults import Faults
 
 _MOST_VARIABLES = 1000  # of a file of variables
 _LINE = re.compile(r"[ \t]*+(?:export[ \t]++)?([A-Za-z_][A-Za-z0-9_]*+)[ \t]*+=[ \t]*+(.*)")

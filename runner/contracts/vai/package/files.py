@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from runner.contracts.vai.declared import Declared, DeclaredExport, declared_by
 from runner.contracts.vai.package.machine import find_in_package, machine_fault, outside_message
 from runner.contracts.vai.package.schemas import read_schema
-from runner.manifest.faults import Faults
 from runner.manifest.program import check_format
 from runner.manifest.table import Table
 from runner.plugin import Plugin
@@ -17,6 +16,7 @@ from runner.protocol.schema import Schema
 from runner.protocol.schema_cost import SchemaFault
 from sandbox import look
 from sandbox.document.diagnostic import Diagnostic, DocumentError, quoted
+from sandbox.document.faults import Faults
 from sandbox.document.read import Document
 from sandbox.paths.beneath import Escapes
 from sandbox.paths.mounts import contains

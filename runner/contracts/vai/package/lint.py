@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from runner.contracts.vai.cage import ASSETS
 from runner.contracts.vai.declared import Declared, DeclaredExport, declared_by
 from runner.contracts.vai.package.files import schema_files, walk_package
-from runner.manifest.faults import Faults
 from runner.plugin import Plugin
 from sandbox import look
 from sandbox.document.diagnostic import Diagnostic, quoted
+from sandbox.document.faults import Faults
 from sandbox.document.read import Document
 from sandbox.spec import KeyPath
 

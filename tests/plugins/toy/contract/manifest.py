@@ -7,9 +7,9 @@ are files in /box/secrets. "wild": true asks for no cage at all.
 import json
 import os
 
-from runner.manifest.faults import Faults
 from runner.manifest.table import Table
 from runner.plugin import Entrypoint, Plugin
+from sandbox.document.faults import Faults
 from sandbox.spec import MemoryFile, SandboxSpec, Scratch
 
 STRINGS = {"type": "array", "items": {"type": "string"}}

@@ -10,9 +10,9 @@ import pytest
 
 from runner.contracts import nexo
 from runner.contracts.nexo import manifest, rules, tables
-from runner.manifest import model
 from runner.manifest.semver import admits, is_version
 from runner.plugin import Entrypoint, Plugin
+from sandbox.document import model
 from sandbox.document.diagnostic import Diagnostic
 from sandbox.document.read import parse
 from sandbox.spec import EnvRequest, Limits, Network, PathRequest, SandboxSpec

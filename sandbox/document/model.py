@@ -1,20 +1,21 @@
 """Checks a document against a pydantic model: wrong types, missing keys and unknown keys, as sentences.
 
-pydantic takes a tenth of a second to import, so only the modules with the models import it
-(contracts/*/manifest.py). This one uses a few attributes of its classes and imports nothing.
+pydantic takes a tenth of a second to import, so only the modules with the models import it (of contracts, of
+the policy, of settings). This one uses a few attributes of its classes and imports nothing.
 """
 
 from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Union, get_args, get_origin
 
-from runner.manifest.faults import Faults
 from sandbox.document.diagnostic import did_you_mean, nearest, quoted
+from sandbox.document.faults import Faults
 from sandbox.document.read import Format
 from sandbox.spec import KeyPath
+from sandbox.speed.value import NamedTuple
 
 # sandbox.spec.SeccompProfile for a model: pydantic needs the Literal of typing.
 Seccomp = Literal["strict", "default", "compat"]
@@ -29,6 +30,7 @@ _EXPECTED = {
     "float_type": "a number",
     "bool_type": "true or false",
     "list_type": "LIST",
+    "tuple_type": "LIST",
     "dict_type": "TABLE",
     "model_type": "TABLE",
     "model_attributes_type": "TABLE",
@@ -63,20 +65,60 @@ _MOST_SUGGESTIONS = 50  # difflib is slow; the first suggestions are enough
 Strict = Callable[[KeyPath, object], str | None]
 
 
-def check(faults: Faults, model: Any, data: object, keys: KeyPath, strict: Strict) -> None:
-    """Report everything in `data` (at `keys`) that does not fit `model`.
+class Wording(NamedTuple):
+    """How messages about one kind of file are worded. {key}: the key in quotes; {name}: with the tables that
+    it is in; {table}, {owner}: its table."""
 
-    Unknown keys are warnings, except those for which `strict` gives the rule they break.
+    unknown: str = "the key {key} is unknown in {table}"
+    missing: str = "the key {key} is missing in {table}"
+    wrong_type: str = "{name} has to be {expected}, not {got}"
+    value_rule: str = "invalid_value"  # of what a validator refuses
+    # How many of the first keys no name has. None: a name is the last key, in quotes.
+    skip: int | None = None
+    expected: Mapping[str, str] = {}  # in place of those of _EXPECTED
+
+
+_OF_MANIFESTS = Wording()
+
+
+class WrongValue(ValueError):
+    """Raised by a validator of a model. The name of the key stands in front of the message, unless it is
+    `whole`. A validator may also raise any other ValueError. `keys`: what is wrong in the value."""
+
+    def __init__(
+        self, message: str, rule: str = "", hint: str = "", *, keys: KeyPath = (), whole: bool = False
+    ) -> None:
+        super().__init__(message)
+        self.rule, self.hint, self.keys, self.whole = rule, hint, keys, whole
+        self.all: tuple[WrongValue, ...] = (self,)
+
+
+def refuse(several: Sequence[WrongValue]) -> None:
+    """Raise all that one validator found; nothing if it is nothing."""
+    if several:
+        several[0].all = tuple(several)
+        raise several[0]
+
+
+def check(
+    faults: Faults,
+    model: Any,
+    data: object,
+    keys: KeyPath,
+    strict: Strict,
+    wording: Wording = _OF_MANIFESTS,
+    context: object = None,
+) -> Any:
+    """The model of `data` (at `keys`), or None. Reports everything that does not fit.
+
+    Unknown keys are warnings, except those for which `strict` gives the rule they break. `context`: for
+    validators.
     """
     try:
-        _validate(model, data)
+        return _validate(model, data, context)
     except ValueError as error:
-        # pydantic_core.ValidationError; `input` is left out, because it may be large.
-        errors: list[dict[str, Any]] = error.errors(  # type: ignore[attr-defined]
-            include_url=False, include_input=True
-        )
-    else:
-        return
+        # pydantic_core.ValidationError
+        errors: list[dict[str, Any]] = error.errors(include_url=False)  # type: ignore[attr-defined]
     misspelled = _misspelled(errors, keys, strict)
     for number, fault in enumerate(errors):
         loc: KeyPath = tuple(fault["loc"])
@@ -90,7 +132,9 @@ def check(faults: Faults, model: Any, data: object, keys: KeyPath, strict: Stric
             )
             faults.error((*keys, *wrong), "missing_key", message, f"did you mean {quoted(str(loc[-1]))}?")
             continue
-        _report(faults, model, fault, loc, (*keys, *loc), strict, suggest=number < _MOST_SUGGESTIONS)
+        suggest = number < _MOST_SUGGESTIONS
+        _report(faults, model, fault, loc, (*keys, *loc), strict, wording, suggest=suggest)
+    return None
 
 
 def _misspelled(errors: list[dict[str, Any]], keys: KeyPath, strict: Strict) -> dict[KeyPath, KeyPath]:
@@ -111,18 +155,17 @@ def _misspelled(errors: list[dict[str, Any]], keys: KeyPath, strict: Strict) -> 
     return found
 
 
-def _validate(model: Any, data: object) -> None:
+def _validate(model: Any, data: object, context: object) -> Any:
     """Validate without pydantic's plugins: no other package may change what a manifest means. Looking for
     plugins takes 40 of the 330 ms of processor time of a manifest that is not cached, mostly to import
     importlib.metadata. Plugins that a host program has loaded before stay loaded."""
     if _PLUGIN_LOADER in sys.modules:
-        model.model_validate(data)
-        return
+        return model.model_validate(data, context=context)
     stand_in: Any = types.ModuleType(_PLUGIN_LOADER)
     stand_in.get_plugins = tuple
     sys.modules[_PLUGIN_LOADER] = stand_in
     try:
-        model.model_validate(data)
+        return model.model_validate(data, context=context)
     finally:
         if sys.modules.get(_PLUGIN_LOADER) is stand_in:
             del sys.modules[_PLUGIN_LOADER]
@@ -135,39 +178,61 @@ def _report(
     loc: KeyPath,
     place: KeyPath,
     strict: Strict,
+    wording: Wording,
     *,
     suggest: bool,
 ) -> None:
     kind: str = fault["type"]
-    if loc and loc[-1] in _UNION_PARTS and len(loc) > 1 and kind in _EXPECTED:
+    if wording.skip is None and len(loc) > 1 and loc[-1] in _UNION_PARTS and kind in _EXPECTED:
         place = place[:-1]  # the validator's name of one type of several
-    name = quoted(str(_last_name(place)))
     syntax = faults.document.format
-    table = shown_table(place[:-1], syntax)
+    words = _words(place, wording, syntax)
     if kind == "extra_forbidden":
         known = _known_keys(model, loc[:-1]) if suggest and not faults.full else ()
         hint = did_you_mean(str(place[-1]), known)
         rule = strict(place[:-1], fault["input"])
+        message = wording.unknown.format_map(words)
         if rule is not None:
             listed = f"known here: {', '.join(known)}" if known else ""
-            faults.error(place, rule, f"the key {name} is unknown in {table}", hint or listed)
+            faults.error(place, rule, message, hint or listed)
         else:
-            faults.warn(place, "unknown_key", f"the key {name} is unknown in {table} and ignored", hint)
+            faults.warn(place, "unknown_key", f"{message} and ignored", hint)
     elif kind == "missing":
-        faults.error(place, "missing_key", f"the key {name} is missing in {table}")
+        faults.error(place, "missing_key", wording.missing.format_map(words))
     elif kind in _EXPECTED:
-        is_item = isinstance(place[-1], int) if place else False
-        subject = f"item {place[-1]} of {name}" if is_item else name
-        got = type_name(fault.get("input"), syntax)
-        expected = _EXPECTED[kind].replace("LIST", _WORDS[syntax][0]).replace("TABLE", _WORDS[syntax][1])
-        faults.error(place, "invalid_type", f"{subject} has to be {expected}, not {got}")
+        expected = wording.expected.get(kind, _EXPECTED[kind])
+        expected = expected.replace("LIST", _WORDS[syntax][0]).replace("TABLE", _WORDS[syntax][1])
+        got = type_name(fault["input"], syntax)
+        message = wording.wrong_type.format_map({**words, "expected": expected, "got": got})
+        is_table = wording.skip is not None and _EXPECTED[kind] == "TABLE"
+        hint = f"write {shown_table(place)}" if is_table else ""
+        faults.error(place, "invalid_type", message, hint)
+    elif kind == "value_error":
+        error: Exception = fault["ctx"]["error"]
+        if place[-1:] == ("[key]",):
+            place = place[:-1]  # the validator's name of a key of a table
+        for refused in error.all if isinstance(error, WrongValue) else (WrongValue(str(error)),):
+            at = (*place, *refused.keys)
+            name = "" if refused.whole else f"{_words(at, wording, syntax)['name']} "
+            faults.error(at, refused.rule or wording.value_rule, f"{name}{refused}", refused.hint)
     elif kind == "literal_error":
         expected = str(fault.get("ctx", {}).get("expected", ""))
         value = fault.get("input")
         given = quoted(value) if isinstance(value, str) else type_name(value, syntax)
-        faults.error(place, "invalid_value", f"{name} is {given}; possible are {expected}")
+        faults.error(place, wording.value_rule, f"{words['name']} is {given}; possible are {expected}")
     else:
-        faults.error(place, "invalid_value", f"{name} {_limit_text(fault)}")
+        faults.error(place, wording.value_rule, f"{words['name']} {_limit_text(fault)}")
+
+
+def _words(place: KeyPath, wording: Wording, syntax: Format) -> dict[str, str]:
+    """What the words in braces of a Wording stand for."""
+    key = quoted(str(_last_name(place)))
+    if wording.skip is not None:
+        name = _dotted(place[wording.skip :] or place)
+    else:
+        name = f"item {place[-1]} of {key}" if place and isinstance(place[-1], int) else key
+    owner = quoted(str(place[-2])) if len(place) > 1 else ""
+    return {"key": key, "name": name, "owner": owner, "table": shown_table(place[:-1], syntax)}
 
 
 def _limit_text(fault: dict[str, Any]) -> str:
@@ -176,7 +241,7 @@ def _limit_text(fault: dict[str, Any]) -> str:
     value, limit = fault.get("input"), fault.get("ctx", {}).get(key)
     if isinstance(value, str | list) and not value and limit == 1:
         return "is empty"
-    count = len(value) if isinstance(value, str | list) else 0
+    count = len(value) if isinstance(value, str | list | dict) else 0
     shown = quoted(value) if isinstance(value, str) else str(value)
     return text.format(count=count, limit=limit, value=shown)
 
@@ -190,10 +255,15 @@ def shown_table(keys: KeyPath, syntax: Format = "toml") -> str:
     stand in place of the brackets."""
     if not keys:
         return "the document"
+    text = quoted(_dotted(keys), 100)
+    return f"[{text[1:-1]}]" if syntax == "toml" else text
+
+
+def _dotted(keys: KeyPath) -> str:
     text = ""
     for key in keys:
         text += f"[{key}]" if isinstance(key, int) else f".{key}" if text else key
-    return "[" + quoted(text, 100)[1:-1] + "]" if syntax == "toml" else quoted(text, 100)
+    return text
 
 
 def type_name(value: object, syntax: Format = "toml") -> str:

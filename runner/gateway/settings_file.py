@@ -1,0 +1,164 @@
+"""The file of a gateway's settings: `--settings FILE`, or `--gateway-settings FILE` of a daemon.
+
+    trust_first = true                      # false: tools of a plugin are shown after `runner allow --diff`
+
+    [clients.default]                       # of every client that has no table of its own
+    plugins = ["notes", "git*"]             # which plugins; * and ? are wildcards
+    tools = ["notes__*", "git__log"]        # which tools and prompts of them, by their public names
+    rename = { notes__search = "find" }     # public name -> the name for this client
+    calls_per_minute = 60
+    policy = "strict"                       # on stdio; a daemon has one policy for all
+
+    [clients.cursor]                        # runner gateway --client cursor
+    [clients."uid:1000"]                    # at a daemon's door: by uid, "token", or "cert:SUBJECT"
+
+    [plugins.notes]                         # on stdio
+    folder = "/home/me/plugins/notes"       # whose name that is, if several plugins ask for it
+    limits = { call = "30s" }               # as --limit of `runner call`
+
+    [remotes.tracker]                       # a server on streamable HTTP, as one more plugin
+    url = "https://mcp.example.com/mcp"
+    token_file = "/home/me/.secrets/tracker"    # or token_command = ["pass", "show", "tracker"]
+
+Every unknown key and every value of a wrong type is refused, with its place.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+
+from runner.gateway.names import MOST_NAME, SEPARATOR
+from runner.gateway.settings import ClientSettings, GatewaySettings, RemoteSettings
+from runner.serve.settings_file import limit_faults
+from sandbox.document.diagnostic import Diagnostic, DocumentError, quoted
+from sandbox.document.faults import Faults
+from sandbox.document.model import Wording, WrongValue, refuse
+from sandbox.document.operator_table import EXPECTED, OperatorTable, Text, Texts, read_table
+from sandbox.document.read import parse, read_bounded
+from sandbox.policy.load import trust_fault
+
+_MOST_RATE = 1_000_000
+_NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MOST_NAME}}}\Z", re.ASCII)
+_TOKEN_KEYS = ("token", "bearer_token", "headers", "authorization", "api_key")
+_TOKEN_HINT = "write it to a file that only you can read, and give token_file, or give token_command"
+_WORDING = Wording(
+    unknown="there is no key {key} here",
+    missing="the remote {owner} has no {name}",
+    skip=2,
+    expected=EXPECTED,
+)
+
+
+def _new_names(given: dict[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    faults: list[WrongValue] = []
+    for public, own in given.items():
+        # A name with two underscores could be that of another plugin's tool.
+        if not isinstance(own, str) or not _NAME.match(own) or SEPARATOR in own:
+            message = f"the new name of {quoted(public)} cannot be used"
+            hint = f"letters, digits, - and _, at most {MOST_NAME}, and no {SEPARATOR}"
+            faults.append(WrongValue(message, "bad_name", hint, keys=(public,), whole=True))
+        elif own in found.values():
+            message = f"two tools cannot both be called {quoted(own)}"
+            faults.append(WrongValue(message, "name_taken", keys=(public,), whole=True))
+        else:
+            found[public] = own
+    refuse(faults)
+    return found
+
+
+def _rate(given: object) -> object:
+    if type(given) is not int or not 1 <= given <= _MOST_RATE:
+        raise WrongValue(f"has to be a whole number from 1 to {_MOST_RATE}", "invalid_type")
+    return given
+
+
+def _limits(given: dict[str, Any]) -> dict[str, Any]:
+    refuse(
+        [
+            WrongValue(message, "bad_limit", hint, keys=(name,), whole=True)
+            for name, message, hint in limit_faults(given)
+        ]
+    )
+    return given
+
+
+def _folder(given: str, info: ValidationInfo) -> str:
+    return os.path.join(str(info.context), given)  # of the file
+
+
+def _url(given: str) -> str:
+    if not given.startswith("https://") or "@" in given.partition("//")[2].partition("/")[0]:
+        message = "has to begin with https:// and must not name a user or a password"
+        raise WrongValue(message, "bad_url", _TOKEN_HINT if "@" in given else "")
+    return given
+
+
+def _absolute(given: str) -> str:
+    if not given.startswith("/"):
+        raise WrongValue("has to be an absolute path", "bad_path")
+    return given
+
+
+class _ClientTable(OperatorTable):
+    plugins: Texts = ("*",)
+    tools: Texts = ("*",)
+    rename: Annotated[dict[str, Any], AfterValidator(_new_names)] = Field(default_factory=dict)
+    calls_per_minute: Annotated[int, BeforeValidator(_rate)] = 0
+    policy: Text | None = None
+
+
+class _PluginTable(OperatorTable):
+    folder: Annotated[Text, AfterValidator(_folder)] | None = None
+    limits: Annotated[dict[str, Any], AfterValidator(_limits)] = Field(default_factory=dict)
+
+
+class _RemoteTable(OperatorTable):
+    url: Annotated[Text, AfterValidator(_url)]
+    token_file: Annotated[Text, AfterValidator(_absolute)] = ""
+    token_command: Texts = ()
+
+
+class _GatewayFile(OperatorTable):
+    clients: dict[str, _ClientTable] = Field(default_factory=dict)
+    plugins: dict[str, _PluginTable] = Field(default_factory=dict)
+    remotes: dict[str, _RemoteTable] = Field(default_factory=dict)
+    trust_first: bool = True
+
+
+def read_settings(path: str) -> GatewaySettings:
+    """Raises DocumentError with every fault of the file."""
+    path = os.path.abspath(path)
+    fault = trust_fault(path, "the settings", private_groups=True)
+    if fault is not None:
+        raise DocumentError(Diagnostic(path, 0, 0, "settings_untrusted", *fault))
+    document = parse(path, read_bounded(path), "toml")
+    faults = Faults(document)
+    _take_tokens(faults, document.data.get("remotes"))
+    file: _GatewayFile = read_table(
+        document, faults, _GatewayFile, _WORDING, "unknown_key", os.path.dirname(path)
+    )
+    return GatewaySettings(
+        {name: ClientSettings(**dict(each)) for name, each in file.clients.items()},
+        tuple(RemoteSettings(name, **dict(each)) for name, each in file.remotes.items()),
+        file.trust_first,
+        {name: each.folder for name, each in file.plugins.items() if each.folder is not None},
+        {name: each.limits for name, each in file.plugins.items()},
+    )
+
+
+def _take_tokens(faults: Faults, remotes: object) -> None:
+    """A token in the file has a message of its own, which is more than that of an unknown key."""
+    for name, table in remotes.items() if isinstance(remotes, dict) else ():
+        for key in _TOKEN_KEYS if isinstance(table, dict) else ():
+            if key in table:
+                del table[key]
+                message = f"{key}: a token does not belong here"
+                faults.error(("remotes", name, key), "literal_token", message, _TOKEN_HINT)
+        if isinstance(table, dict) and table.get("token_file") and table.get("token_command"):
+            message = "give token_file or token_command, not both"
+            faults.error(("remotes", name, "token_command"), "two_tokens", message)
