@@ -13,18 +13,10 @@ import pytest
 from runner.cli import check, schema
 from runner.contracts.mcp.wrap.configuration import configuration
 from runner.contracts.registry import contract_names
+from tests.manifests import nexo
 from tests.tables import one_case
 
-NEXO = """\
-[plugin]
-id = "demo"
-version = "1.0.0"
-name = "Demo"
-description = "d"
-min_nexo_version = ">=0.1.0"
-[plugin.entrypoint]
-command = "./run"
-"""
+NEXO = nexo("demo")
 
 
 def put_program(path: Path) -> None:

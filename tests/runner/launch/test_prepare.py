@@ -17,22 +17,12 @@ from runner.launch.read import plugin_of
 from runner.plugin import Template
 from sandbox.identity.state import StateRefused
 from tests.conftest import Caller
+from tests.manifests import SANDBOX, nexo
 from tests.tables import one_case
 
 Write = Callable[..., Path]
 
-NEXO = """\
-[plugin]
-id = "asks"
-version = "1.0.0"
-name = "Asks"
-description = "d"
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "/usr/bin/true"
-[plugin.sandbox]
-enabled = true
-"""
+NEXO = nexo("asks", "/usr/bin/true") + SANDBOX
 
 
 @pytest.fixture

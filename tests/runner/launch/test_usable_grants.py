@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT, Caller
+from tests.manifests import nexo
 from tests.sandbox.paths.test_program import node_package
 from tests.tables import one_case
 
@@ -168,18 +169,13 @@ def test_a_missing_path_is_reported_and_told_where_the_plugin_fails(
 
 # --- placeholders ------------------------------------------------------------------------------------------
 
-NEXO = """\
-[plugin]
-id = "keeps"
-version = "1.0.0"
-name = "Keeps"
-description = "d"
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "./run"
+NEXO = (
+    nexo("keeps")
+    + """\
 args = ["${state_dir}/book"]
 env = { BESIDE = "${plugin_dir}/beside:${state_dir}" }
 """
+)
 RUNE = {
     "plugin_id": "keeps",
     "plugin_version": "1",

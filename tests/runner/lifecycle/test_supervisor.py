@@ -33,21 +33,16 @@ from runner.lifecycle import (
 from runner.lifecycle.feed import BoundedFeed
 from sandbox.cell.cell import descendants
 from tests.conftest import ROOT, SYSTEM_PATH
+from tests.manifests import nexo
 
 pytestmark = [pytest.mark.launches]
 
 ENVIRON = {"PATH": SYSTEM_PATH, "HOME": "/", "RUNNER_CACHE": "off"}
 SOON: Mapping[str, Any] = {"backoff": 0.05, "jitter": 0.0}
 
-MANIFEST = """
-[plugin]
-id = "steer"
-version = "1.0.0"
-name = "Steer"
-description = "Does what the test says."
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "./plugin.py"
+MANIFEST = (
+    nexo("steer", "./plugin.py")
+    + """\
 [plugin.extends]
 tools = ["steer_note", "steer_hold", "steer_exit"]
 [plugin.capabilities.broker]
@@ -57,6 +52,7 @@ respawn = true
 backoff_ms = 100
 max_attempts = 3
 """
+)
 
 PLUGIN = """#!/usr/bin/python3
 import json, sys

@@ -16,17 +16,9 @@ from runner.manifest.load import ManifestRead, contract_at, find, load, load_all
 from runner.serve.sources import scan
 from sandbox.document.diagnostic import DocumentError
 from tests.conftest import Caller
+from tests.manifests import nexo
 
-NEXO = """\
-[plugin]
-id = "demo"
-version = "1.0.0"
-name = "Demo"
-description = "d"
-min_nexo_version = ">=0.1.0"
-[plugin.entrypoint]
-command = "./run"
-"""
+NEXO = nexo("demo")
 RUNE = json.dumps(
     {
         "plugin_id": "demo",

@@ -19,6 +19,7 @@ from runner.protocol.dialect import Notice
 from scripts.benches.waiting import has_silent_plugin
 from tests.conftest import SYSTEM_PATH, Caller
 from tests.limits.cage import group_of, whole_group
+from tests.manifests import nexo
 from tests.runner.launch.monitored_plugins import is_sound
 from tests.runner.launch.test_report import faults
 from tests.tables import Line, check_rows, run_lines, wait_for
@@ -65,19 +66,7 @@ if when == "leave":
     exec(what)
 """
 NAME = "nexo-plugin.toml"
-NEXO = """\
-[plugin]
-id = "own"
-version = "1.0.0"
-name = "Own"
-description = "Ends as it is told."
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "./run"
-[plugin.extends]
-tools = ["own_tool"]
-hooks = ["own_hook"]
-"""
+NEXO = nexo("own") + '[plugin.extends]\ntools = ["own_tool"]\nhooks = ["own_hook"]\n'
 POLICY = 'version = 1\n[hooks]\non_failure = "abort"\n'
 
 

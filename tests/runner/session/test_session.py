@@ -27,6 +27,7 @@ from runner.session.session import Session
 from sandbox.spec import Limits, Overrides
 from tests import elsewhere, misbehaviour
 from tests.conftest import ROOT, SYSTEM_PATH, Caller, _public_directory, descendants, vanished
+from tests.manifests import nexo
 from tests.misbehaviour import BEHAVIOURS, CONTRACTS, REQUESTS, TOOL, Contract
 from tests.runner.launch.monitored_plugins import is_sound
 from tests.tables import REPEAT, check_rows, one_case
@@ -497,20 +498,15 @@ def text(words):
     return {"content": [{"type": "text", "text": words}]}
 
 """
-NEXO = """\
-[plugin]
-id = "plugin"
-version = "1.0.0"
-name = "Plugin"
-description = "Of a few lines."
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "./plugin.py"
+NEXO = (
+    nexo("plugin", "./plugin.py")
+    + """\
 [plugin.extends]
 tools = ["plugin_do"]
 [plugin.capabilities.broker]
 subscribe = ["news.*"]
 """
+)
 DO = Call("tool", "plugin_do", {})
 TOUCH = Call("tool", "touch", {})
 
