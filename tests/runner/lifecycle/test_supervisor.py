@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from runner.contracts.registry import contract_names, example_folder, find_contract
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
-from runner.launch.remote import forkserver
 from runner.lifecycle import (
     LifecycleNews,
     Overloaded,
@@ -90,9 +89,8 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def shelf(plugin_dir: Path, nothing_left: None) -> Iterator[Path]:
-    yield plugin_dir
-    forkserver.close()
+def shelf(plugin_dir: Path, sessions: None) -> Path:
+    return plugin_dir
 
 
 @pytest.fixture

@@ -6,14 +6,13 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
-from runner.launch.remote import forkserver
 from runner.library import OpenPlugin, PluginFailure, open_plugin
 from runner.protocol.dialect import Notice
 from scripts.benches.waiting import has_silent_plugin
@@ -71,13 +70,12 @@ POLICY = 'version = 1\n[hooks]\non_failure = "abort"\n'
 
 
 @pytest.fixture
-def folder(plugin_dir: Path, write_file: Write, nothing_left: None) -> Iterator[Path]:
+def folder(plugin_dir: Path, write_file: Write, sessions: None) -> Path:
     run = write_file(plugin_dir / "own/run", PLUGIN, 0o755)
     write_file(plugin_dir / "own/nexo-plugin.toml", NEXO)
     write_file(plugin_dir / "own/mcp.json", json.dumps({"mcpServers": {"own": {"command": str(run)}}}))
     write_file(plugin_dir / "abort.toml", POLICY)
-    yield plugin_dir / "own"
-    forkserver.close()
+    return plugin_dir / "own"
 
 
 def opened(manifest: Path, *args: str, **more: Any) -> Any:
