@@ -171,7 +171,7 @@ class _Forked(subprocess.Popen[bytes]):
         super().__init__(self._argv, **popen)
 
     def _execute_child(self, *words: Any) -> None:
-        given = inspect.signature(super()._execute_child).bind(*words).arguments  # type: ignore[attr-defined]
+        given = inspect.signature(super()._execute_child).bind(*words).arguments  # type: ignore[misc]
         ends = (given["p2cread"], given["c2pwrite"], given["errwrite"])
         streams = [number if end == -1 else end for number, end in enumerate(ends)]
         kept = sorted(given["pass_fds"])

@@ -157,8 +157,7 @@ def _uses(text: str, words: Iterable[str]) -> list[str]:
     return [
         word
         for word in words
-        if word.casefold() in folded
-        and re.search(rf"(?<!\w){re.escape(word)}s?(?!\w)", flat, re.IGNORECASE)
+        if word.casefold() in folded and re.search(rf"(?<!\w){re.escape(word)}s?(?!\w)", flat, re.IGNORECASE)
     ]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT, Caller
-from tests.manifests import nexo
+from tests.manifests import nexo, rune
 from tests.sandbox.paths.test_program import node_package
 from tests.tables import one_case
 
@@ -176,17 +176,7 @@ args = ["${state_dir}/book"]
 env = { BESIDE = "${plugin_dir}/beside:${state_dir}" }
 """
 )
-RUNE = {
-    "plugin_id": "keeps",
-    "plugin_version": "1",
-    "protocol_version": "rterm.plugin.v1",
-    "process": {
-        "command": "./run",
-        "args": ["${state_dir}/book"],
-        "env": ["BESIDE=${plugin_dir}/beside:${state_dir}"],
-    },
-    "tools": [{"name": "t"}],
-}
+RUNE = rune("keeps", "t", args=["${state_dir}/book"], env=["BESIDE=${plugin_dir}/beside:${state_dir}"])
 SCRIPT = '#!/bin/sh\necho line >> "$1"; /usr/bin/wc -l < "$1"; echo "$1 $BESIDE"\n'
 
 

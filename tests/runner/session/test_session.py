@@ -313,13 +313,19 @@ def run_cases(given: list[list[Any]], at_once: int = 1) -> list[Any]:
 
     import trio
 
+    from runner.contracts.registry import contract_names
     from runner.exceptions import PluginFailure
+    from runner.launch.remote import forkserver
     from runner.launch.remote.remote_cell import aclose_forkserver
     from runner.launch.stages import Invocation
     from runner.protocol.dialect import Call
     from runner.session.open import open_session
     from sandbox.cell.cell import children
     from sandbox.spec import Limits, Overrides
+
+    # Once for all of its monitors, each of which reads a new manifest.
+    models = ", ".join(f"runner.contracts.{name}.manifest" for name in contract_names())
+    forkserver._START = forkserver._START.replace("from runner", f"import {models}; from runner")
 
     async def one(
         manifest: str, tool: str, given: Any, limits: dict[str, Any], seconds: float | None = None
