@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tests.conftest import ROOT
+from tests.manifests import nexo, rune
 
 Contract = Literal["rune", "nexo", "mcp", "kaged", "ainb", "vai"]
 Moment = Literal["start", "hello", "call"]
@@ -29,16 +30,9 @@ TOOL: Mapping[str, str] = _program["TOOL"]
 # The number of messages in a burst and in a storm.
 REQUESTS: int = _program["REQUESTS"]
 
-_NEXO = """\
-[plugin]
-id = "{id}"
-version = "1.0.0"
-name = "Misbehaving"
-description = "Wrong in one way."
-min_nexo_version = ">=0.1"
-
-[plugin.entrypoint]
-command = "./plugin.py"
+_NEXO = (
+    nexo("{id}", "./plugin.py")
+    + """\
 args = {args}
 
 [plugin.extends]
@@ -47,6 +41,7 @@ tools = ["{tool}"]
 [plugin.capabilities.broker]
 publish = ["{id}.>"]
 """
+)
 
 _AINB = """\
 [plugin]
@@ -132,13 +127,7 @@ def plugin(folder: Path, behaviour: str, contract: Contract, moment: Moment | No
         text = _NEXO.format(id=ID, args=json.dumps(args), tool=TOOL["nexo"])
     elif contract == "rune":
         path = folder / "rterm-plugin.json"
-        bundle = {
-            "plugin_id": ID,
-            "plugin_version": "1",
-            "protocol_version": "rterm.plugin.v1",
-            "process": {"command": "./plugin.py", "args": args},
-            "tools": [{"name": TOOL["rune"]}],
-        }
+        bundle = rune(ID, TOOL["rune"], "./plugin.py", args=args)
         text = json.dumps(bundle)
     elif contract == "kaged":
         path = folder / "kaged-plugin.yaml"

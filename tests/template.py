@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -171,7 +171,7 @@ class _Forked(subprocess.Popen[bytes]):
         super().__init__(self._argv, **popen)
 
     def _execute_child(self, *words: Any) -> None:
-        given = inspect.signature(subprocess.Popen._execute_child).bind(self, *words).arguments  # type: ignore[attr-defined]
+        given = inspect.signature(super()._execute_child).bind(*words).arguments  # type: ignore[misc]
         ends = (given["p2cread"], given["c2pwrite"], given["errwrite"])
         streams = [number if end == -1 else end for number, end in enumerate(ends)]
         kept = sorted(given["pass_fds"])
@@ -325,6 +325,40 @@ def more(entering: tuple[str, ...]) -> Iterator[None]:
     with _running(
         [((*entering, *each.prefix), each.python, each.pythonpath) for each in _templates.values()]
     ):
+        yield
+
+
+@contextlib.contextmanager
+def session_host() -> Iterator[None]:
+    """This process may open sessions. Its fork servers come from a template: their monitors, which read a new
+    manifest each, import nothing for it. Closes the last one, which outlives the sessions."""
+    from runner.launch.remote import forkserver
+
+    def forked(argv: Sequence[str], **popen: Any) -> Any:
+        program = argv.index("-c") + 1
+        # What the template has frozen stays so: collecting it would copy all of its memory.
+        text = f"import gc; gc.freeze(); {argv[program]}"
+        return _Forked(_templates[own], text, ["-c", *argv[program + 1 :]], **popen)
+
+    def start(real: Callable[[], Any] = forkserver.start_by_exec) -> Any:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(subprocess, "Popen", forked)
+            return real()
+
+    own = (), (sys.executable,)
+    with pytest.MonkeyPatch.context() as patch:
+        if own in _templates:
+            patch.setattr(forkserver, "start_by_exec", start)
+        try:
+            yield
+        finally:
+            forkserver.close()
+
+
+@pytest.fixture
+def sessions(templates: None, nothing_left: None) -> Iterator[None]:
+    """For tests that open sessions in this process."""
+    with session_host():
         yield
 
 

@@ -21,6 +21,7 @@ from scripts.benches.hosting import read_document
 from scripts.benches.kill import end, find_marked
 from scripts.benches.launch import Command, measure, without_shell
 from tests.conftest import ROOT
+from tests.manifests import nexo
 
 installed = pytest.mark.skipif(
     not Path(sys.executable).with_name("runner").exists(), reason="needs the installed command: scripts/test"
@@ -79,11 +80,7 @@ def test_a_leftover_process_is_found() -> None:
 @pytest.mark.needs("user")
 @pytest.mark.parametrize("command", ["/usr/bin/true", "/does/not/exist"])
 def test_a_plugin_that_ends_by_itself_is_no_measurement_of_a_kill(caller: Caller, command: str) -> None:
-    manifest = caller.write(
-        "short/nexo-plugin.toml",
-        '[plugin]\nid = "short"\nversion = "1.0.0"\nname = "Short"\ndescription = "Ends at once."\n'
-        f'min_nexo_version = ">=0.1"\n[plugin.entrypoint]\ncommand = "{command}"\n',
-    )
+    manifest = caller.write("short/nexo-plugin.toml", nexo("short", command))
     with pytest.raises(Unable):
         end(caller, manifest)
 

@@ -153,7 +153,12 @@ PROSE = (
 def _uses(text: str, words: Iterable[str]) -> list[str]:
     """Those of the words that occur, in singular or plural, also across the end of a line."""
     flat = " ".join(text.split())
-    return [word for word in words if re.search(rf"(?<!\w){re.escape(word)}s?(?!\w)", flat, re.IGNORECASE)]
+    folded = flat.casefold()  # searching it takes a tenth of the time
+    return [
+        word
+        for word in words
+        if word.casefold() in folded and re.search(rf"(?<!\w){re.escape(word)}s?(?!\w)", flat, re.IGNORECASE)
+    ]
 
 
 def _strings(path: Path) -> str:

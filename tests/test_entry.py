@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.conftest import ROOT, SYSTEM_PATH, Caller
+from tests.manifests import nexo
 from tests.tables import one_case
 from tests.test_layers import _loaded, _slow
 
@@ -158,10 +159,7 @@ def test_launching_a_known_manifest_loads_no_site(
     assert set(lines[: lines.index("sandbox")]) <= known
 
 
-QUICK = (
-    '[plugin]\nid = "quick"\nversion = "1.0.0"\nname = "Quick"\ndescription = "ends at once"\n'
-    'min_nexo_version = ">=0.1"\n[plugin.entrypoint]\ncommand = "/bin/true"\n'
-)
+QUICK = nexo("quick", "/bin/true")
 
 
 def environment(prefix: Path, caller: Caller) -> Install:

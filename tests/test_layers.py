@@ -22,6 +22,7 @@ from sandbox.limits.cgroup import whole_disks
 from scripts.benches.launch import FULL, MANIFEST, STDERR
 from scripts.benches.launch import policy as bench_policy
 from tests.conftest import PACKAGES, ROOT, Caller
+from tests.manifests import nexo
 from tests.tables import one_case
 
 # From the roof down. A module may import those of the lines below its own. A name ending in ".*" is a package
@@ -657,11 +658,7 @@ _STATE = '[plugin.sandbox]\nenabled = true\nfs_write_paths = ["${state_dir}"]\n'
 def test_launching_a_known_manifest_loads_nothing_slow(
     runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path], command: str, asked: str
 ) -> None:
-    manifest = write_file(
-        plugin_dir / "plugin/nexo-plugin.toml",
-        '[plugin]\nid = "quick"\nversion = "1.0.0"\nname = "Quick"\ndescription = "ends at once"\n'
-        f'min_nexo_version = ">=0.1"\n[plugin.entrypoint]\ncommand = "{command}"\n{asked}',
-    )
+    manifest = write_file(plugin_dir / "plugin/nexo-plugin.toml", nexo("quick", command) + asked)
     write_file(plugin_dir / "plugin/plugin.py", "#!/usr/bin/python3\n", 0o755)
     runner_as.give(plugin_dir)
     words = ("exec", "--state-dir", str(plugin_dir / "state"), str(manifest))

@@ -20,6 +20,7 @@ import pytest
 
 from tests import elsewhere
 from tests.conftest import Caller
+from tests.manifests import SANDBOX, nexo
 from tests.runner.serve.shelf import SHARES, put_example
 from tests.tables import REPEAT, without_limits_note
 
@@ -49,20 +50,7 @@ _BY_CLOCK = re.compile(r"within \d+\w+;|did not run after|was not finished after
 
 pytestmark = [pytest.mark.machine, pytest.mark.bound(20 * MINUTES), pytest.mark.broad]
 
-MANIFEST = """\
-[plugin]
-id = "soak"
-version = "1.0.0"
-name = "Soak"
-description = "Ends at once, very often."
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "/usr/bin/true"
-[plugin.sandbox]
-enabled = true
-fs_write_paths = ["${state_dir}"]
-[plugin.limits]
-"""
+MANIFEST = nexo("soak", "/usr/bin/true") + SANDBOX + 'fs_write_paths = ["${state_dir}"]\n[plugin.limits]\n'
 # Every limit for which the runner needs a cgroup, a descriptor, a timer or a file.
 LIMITS = {
     "memory": '"256M"',

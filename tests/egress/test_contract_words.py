@@ -9,6 +9,7 @@ import pytest
 
 from tests.egress.conftest import Plugin
 from tests.internet import API, OTHER
+from tests.manifests import SANDBOX, nexo
 from tests.tables import one_case
 
 pytestmark = [pytest.mark.launches, pytest.mark.needs("root")]
@@ -29,20 +30,14 @@ for name in ("ipv4.example.com", "other.example.org"):
 print(json.dumps(found))
 """
 
-NEXO = """\
-[plugin]
-id = "words"
-version = "1.0.0"
-name = "Words"
-description = "Connects."
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "./words"
-[plugin.sandbox]
-enabled = true
+NEXO = (
+    nexo("words", "./words")
+    + SANDBOX
+    + """\
 network = "allowlist"
 network_allowlist = ["ipv4.example.com:2525"]
 """
+)
 KAGED = """\
 name: words
 version: 1.0.0

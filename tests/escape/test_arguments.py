@@ -12,6 +12,7 @@ import pytest
 
 from tests.escape.cage import ProbeCage, parse_result
 from tests.escape.conftest import SECRET
+from tests.manifests import rune
 from tests.tables import check_rows, one_case
 
 REFUSED, NOT_FOUND = 126, 127
@@ -66,14 +67,7 @@ def test_a_folder_that_looks_like_an_option(cage: ProbeCage) -> None:
 def test_a_nul_in_the_manifest_is_refused(cage: ProbeCage) -> None:
     """bubblewrap's options are separated by NUL: a NUL inside a word would split it in two."""
     injected = "x\0--dev-bind\0/\0/host"
-    process: dict[str, object] = {"command": "./probe.py", "args": ["listing", "/"]}
-    bundle = {
-        "plugin_id": "nul",
-        "plugin_version": "1",
-        "protocol_version": "rterm.plugin.v1",
-        "process": process,
-        "tools": [{"name": "x"}],
-    }
+    bundle = rune("nul", "x", "./probe.py", args=["listing", "/"])
     (cage.folder / "nexo-plugin.toml").unlink()
     manifest = cage.folder / "rterm-plugin.json"
     manifest.write_text(json.dumps(bundle))
@@ -81,7 +75,7 @@ def test_a_nul_in_the_manifest_is_refused(cage: ProbeCage) -> None:
     assert "host" not in plain.done
 
     def check(place: str, value: object) -> None:
-        manifest.write_text(json.dumps({**bundle, "process": {**process, place: value}}))
+        manifest.write_text(json.dumps({**bundle, "process": {**bundle["process"], place: value}}))
         done = cage.caller("exec", cage.folder)
         assert (done.returncode, done.stdout) == (REFUSED, "")
         assert "NUL" in done.stderr

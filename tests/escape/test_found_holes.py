@@ -13,23 +13,13 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SYSTEM_PATH, Caller
+from tests.manifests import SANDBOX, nexo
 from tests.tables import one_case
 from tests.template import prepared
 
 Write = Callable[..., Path]
 
-NEXO = """\
-[plugin]
-id = "found"
-version = "1.0.0"
-name = "Found"
-description = "d"
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "./run"
-[plugin.sandbox]
-enabled = true
-"""
+NEXO = nexo("found") + SANDBOX
 
 
 @pytest.fixture

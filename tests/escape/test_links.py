@@ -15,22 +15,11 @@ import pytest
 
 from tests import elsewhere
 from tests.conftest import TEMP_PREFIX, USER_UID, Caller
+from tests.manifests import SANDBOX, nexo
 
 Write = Callable[..., Path]
 
-NEXO = """\
-[plugin]
-id = "linked"
-version = "1.0.0"
-name = "Linked"
-description = "d"
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "./run"
-[plugin.sandbox]
-enabled = true
-fs_write_paths = ["${state_dir}"]
-"""
+NEXO = nexo("linked") + SANDBOX + 'fs_write_paths = ["${state_dir}"]\n'
 
 OTHER = USER_UID + 1
 

@@ -6,7 +6,7 @@ Each attack is asked by a plugin in its cage, of services that refuse nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ import pytest
 import trio
 
 import runner
-from runner.launch.remote import forkserver
 from tests.conftest import SYSTEM_PATH
 from tests.runner.contracts.ainb.canaries import PROGRAMS, manifest
 
@@ -48,7 +47,7 @@ class Eager:
 
 
 @pytest.fixture
-def shelf(plugin_dir: Path, nothing_left: None) -> Iterator[Path]:
+def shelf(plugin_dir: Path, sessions: None) -> Path:
     data = plugin_dir / "data"
     (data / "deep").mkdir(parents=True)
     (data / "file").write_text("inside")
@@ -68,8 +67,7 @@ def shelf(plugin_dir: Path, nothing_left: None) -> Iterator[Path]:
     for path in plugin_dir.rglob("*"):
         if not path.is_symlink():  # chmod would follow the one to /etc/shadow
             path.chmod(0o755)
-    yield plugin_dir
-    forkserver.close()
+    return plugin_dir
 
 
 async def test_a_service_of_the_hosts_own_stands_behind_the_grant(shelf: Path) -> None:

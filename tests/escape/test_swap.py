@@ -13,6 +13,7 @@ import pytest
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.escape.cage import sandbox_table, toml
+from tests.manifests import nexo
 from tests.tables import REPEAT
 
 # Before a release run RUNNER_TEST_REPEAT=5.
@@ -147,16 +148,4 @@ def test_checking_a_path_before_binding_it_is_not_enough(
         assert elsewhere.run(runner_as, bind_by_path, str(source), 200) > 0
 
 
-_MANIFEST = """\
-[plugin]
-id = "swap"
-version = "1.0.0"
-name = "Swap"
-description = "Says whose folder it sees."
-min_nexo_version = ">=0.1"
-
-[plugin.entrypoint]
-command = "/bin/cat"
-args = {args}
-{tables}
-"""
+_MANIFEST = nexo("swap", "/bin/cat") + "args = {args}\n{tables}\n"

@@ -18,6 +18,7 @@ from tests.conftest import ROOT, Caller
 from tests.faults.inject import Fault, Place
 from tests.faults.scenes import Ran, Scene, by_turns, confinement, each_of, select
 from tests.faults.table import UNDROPPED
+from tests.manifests import nexo
 from tests.runner.serve.shelf import put_example
 
 pytestmark = [pytest.mark.launches, pytest.mark.usefixtures("nothing_left")]
@@ -26,14 +27,7 @@ MINUTES = 60.0
 SHOWS_ITSELF = [f"/proc/self/{name}" for name in ("status", "limits", "cgroup", "mountinfo", "net/dev")]
 # With a state directory, and every limit for which the runner makes a cgroup, a descriptor, timer or file.
 MANIFEST = f"""\
-[plugin]
-id = "faults"
-version = "1.0.0"
-name = "Faults"
-description = "Shows its cage."
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "/bin/cat"
+{nexo("faults", "/bin/cat")}\
 args = {json.dumps(SHOWS_ITSELF)}
 [plugin.sandbox]
 enabled = true

@@ -22,6 +22,7 @@ import jsonschema
 from runner.outcome import schema
 from sandbox.limits.site import INNER
 from tests.conftest import Caller
+from tests.manifests import SANDBOX, nexo
 
 PYTHON = "#!/usr/bin/python3 -I\n"
 SH = "#!/bin/sh\n"
@@ -30,25 +31,17 @@ SH = "#!/bin/sh\n"
 BY_CGROUP = ("memory", "pids", "cpu", "cpu_time", "io")
 _INIT_TO_PROGRAM = ("init", "bwrap", "bwrap_init", "program")
 
-MANIFEST = """\
-[plugin]
-id = "{id}"
-version = "1.0.0"
-name = "Limits"
-description = "Uses more than it may."
-min_nexo_version = ">=0.1"
-
-[plugin.entrypoint]
-command = "./plugin"
-
-[plugin.sandbox]
-enabled = true
+MANIFEST = (
+    nexo("{id}", "./plugin")
+    + SANDBOX
+    + """\
 fs_read_paths = {read}
 fs_write_paths = {write}
 
 [plugin.limits]
 {limits}
 """
+)
 
 
 def policy(

@@ -21,7 +21,6 @@ import trio
 import runner
 from runner import aio, library, lifecycle, trio_thread
 from runner.aio import lifecycle as aio_lifecycle
-from runner.launch.remote import forkserver
 from runner.lifecycle import feed
 from runner.protocol import bus
 from runner.protocol.bus import PAYLOAD_MOST_BYTES
@@ -40,7 +39,7 @@ Opened = Callable[..., Any]
 
 
 @pytest.fixture
-def shelf(plugin_dir: Path, nothing_left: None) -> Iterator[Path]:
+def shelf(plugin_dir: Path, sessions: None) -> Iterator[Path]:
     """Copies of the plugins, where a dropped uid can read them."""
     for name in ("nexo_bare", "mcp_bare", "rune_echo", "vai_devkit"):
         shutil.copytree(ROOT / "tests/plugins" / name, plugin_dir / name)
@@ -48,7 +47,6 @@ def shelf(plugin_dir: Path, nothing_left: None) -> Iterator[Path]:
         path.chmod(0o755)
     yield plugin_dir
     trio_thread.end()
-    forkserver.close()
 
 
 def opened(path: Path, **more: Any) -> Any:

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,6 @@ import pytest
 import trio
 
 import runner
-from runner.launch.remote import forkserver
 from tests.conftest import ROOT, SYSTEM_PATH, Caller
 from tests.tables import one_case
 
@@ -27,13 +26,12 @@ ECHO = [{"type": "text", "text": "hello"}]
 
 
 @pytest.fixture
-def bare(plugin_dir: Path, nothing_left: None) -> Iterator[Path]:
+def bare(plugin_dir: Path, sessions: None) -> Path:
     """A copy of the plugin, where a dropped uid can read it."""
     shutil.copytree(ROOT / "tests/plugins/nexo_bare", plugin_dir / "bare")
     for path in (plugin_dir / "bare", *(plugin_dir / "bare").iterdir()):
         path.chmod(0o755)
-    yield plugin_dir / "bare"
-    forkserver.close()
+    return plugin_dir / "bare"
 
 
 def called(bare: Path, name: str = "bare_echo", given: Any = TEXT, **options: Any) -> Any:

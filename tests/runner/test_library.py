@@ -9,7 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import pytest
 import trio
 
 import runner
-from runner.launch.remote import forkserver
 from runner.library import (
     InvalidCall,
     NotOnTrio,
@@ -44,14 +43,13 @@ Write = Callable[..., Path]
 
 
 @pytest.fixture
-def shelf(plugin_dir: Path, nothing_left: None) -> Iterator[Path]:
+def shelf(plugin_dir: Path, sessions: None) -> Path:
     """Copies of the plugins, where a dropped uid can read them."""
     for name in PLUGINS:
         shutil.copytree(ROOT / "tests/plugins" / name, plugin_dir / name)
     for path in plugin_dir.rglob("*"):
         path.chmod(0o755)
-    yield plugin_dir
-    forkserver.close()
+    return plugin_dir
 
 
 def opened(path: Path, **more: Any) -> Any:
@@ -135,7 +133,7 @@ async def test_a_no(shelf: Path, folder: str, options: Any, tool: str, given: An
 @pytest.mark.launches
 @pytest.mark.trio
 async def test_the_report_is_that_of_the_last_call_whatever_came_of_it(
-    plugin_dir: Path, nothing_left: None
+    plugin_dir: Path, sessions: None
 ) -> None:
     """Where each call is a conversation of its own."""
     manifest = misbehaviour.plugin(plugin_dir, "exit_failing", "rune", "call")
@@ -148,7 +146,6 @@ async def test_the_report_is_that_of_the_last_call_whatever_came_of_it(
             is_sound(plugin.report)
             assert plugin.report["outcome"]["code"] == "crashed"
             assert plugin.stderr == "cannot open the database\n"
-    forkserver.close()
 
 
 # --- What can be wrong -------------------------------------------------------------------------------------

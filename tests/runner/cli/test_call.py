@@ -21,6 +21,7 @@ from runner.contracts.registry import all_kinds
 from runner.outcome import EXIT, Code
 from tests import misbehaviour
 from tests.conftest import ROOT, Caller
+from tests.manifests import nexo
 from tests.runner.launch.test_report import faults
 from tests.tables import Done, Line, check_rows, run_lines
 
@@ -74,18 +75,7 @@ for line in sys.stdin:
     if message["method"] == "shutdown":
         break
 """
-MANIFEST = """\
-[plugin]
-id = "own"
-version = "1.0.0"
-name = "Own"
-description = "Written for one test."
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "./run"
-[plugin.extends]
-tools = ["own_tool"]
-"""
+MANIFEST = nexo("own") + '[plugin.extends]\ntools = ["own_tool"]\n'
 
 
 def own(folder: Path, write_file: Write, *, hello: str = "pass", call: str = "pass", more: str = "") -> Path:

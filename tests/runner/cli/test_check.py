@@ -13,18 +13,10 @@ import pytest
 from runner.cli import check, schema
 from runner.contracts.mcp.wrap.configuration import configuration
 from runner.contracts.registry import contract_names
+from tests.manifests import nexo, rune
 from tests.tables import one_case
 
-NEXO = """\
-[plugin]
-id = "demo"
-version = "1.0.0"
-name = "Demo"
-description = "d"
-min_nexo_version = ">=0.1.0"
-[plugin.entrypoint]
-command = "./run"
-"""
+NEXO = nexo("demo")
 
 
 def put_program(path: Path) -> None:
@@ -168,13 +160,7 @@ def test_comments_in_a_manifest_of_another_contract(
 
 
 def test_what_a_rune_bundle_names_has_to_be_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bundle = {
-        "plugin_id": "demo",
-        "plugin_version": "1",
-        "protocol_version": "rterm.plugin.v1",
-        "process": {"command": "./run", "dir": "sub"},
-        "tools": [{"name": "a"}],
-    }
+    bundle = rune("demo", "a", dir="sub")
     (tmp_path / "rterm-plugin.json").write_text(json.dumps(bundle, indent=1))
     (tmp_path / "run").unlink()
     assert run(check, "rterm-plugin.json") == 20
@@ -334,13 +320,7 @@ description: d
 command: ["./run"]
 methods: [demo.a]
 """
-RUNE = {
-    "plugin_id": "demo",
-    "plugin_version": "1",
-    "protocol_version": "rterm.plugin.v1",
-    "process": {"command": "./run"},
-    "tools": [{"name": "a"}],
-}
+RUNE = rune("demo", "a")
 VAI = """\
 api_version = "vai.plugin.v1"
 package_id = "a/b"

@@ -24,6 +24,7 @@ from sandbox.doctor.probes import REQUIRED
 from sandbox.limits.cgroup_survey import survey
 from sandbox.paths.mounts import read_mounts
 from tests.conftest import SYSTEM_PATH, Caller
+from tests.manifests import nexo
 from tests.sandbox.doctor.groups import in_groups_of_their_own, made_in, with_read_only_groups
 from tests.tables import one_case
 
@@ -527,11 +528,7 @@ def test_the_policy_says_which_limits_are_needed(
     assert result["unmet"] == (["memory_limit"] if expected == "missing" else [])
     assert {finding(result, name)["status"] for name in ("pids_limit", "cpu_limit")} == {"info"}
     # It is true of a launch.
-    plugin = write_file(
-        plugin_dir / "nexo-plugin.toml",
-        '[plugin]\nid = "held"\nversion = "1.0.0"\nname = "Held"\ndescription = "d"\n'
-        'min_nexo_version = ">=0.1"\n[plugin.entrypoint]\ncommand = "/bin/true"\n',
-    )
+    plugin = write_file(plugin_dir / "nexo-plugin.toml", nexo("held", "/bin/true"))
     launched = with_read_only_groups(runner_as)("exec", "--policy", policy, plugin)
     assert launched.returncode == (125 if expected == "missing" else 0), launched.stderr
     assert ("the memory limit" in launched.stderr) == (expected == "missing")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import SYSTEM_PATH, Caller
+from tests.manifests import SANDBOX, nexo
 from tests.sandbox.doctor.groups import with_read_only_groups
 from tests.tables import one_case
 
@@ -28,18 +29,7 @@ DEFAULT_HOST = [
     ),
 ]
 
-NEXO = """\
-[plugin]
-id = "tried"
-version = "1.2.3"
-name = "Tried"
-description = "d"
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "./run"
-[plugin.sandbox]
-enabled = true
-"""
+NEXO = nexo("tried", version="1.2.3") + SANDBOX
 
 
 @pytest.fixture

@@ -16,23 +16,13 @@ from runner.cli.plan import _KINDS
 from runner.contracts.registry import contract_options
 from sandbox.facts import Facts
 from tests.conftest import SYSTEM_PATH, Caller
+from tests.manifests import SANDBOX, nexo
 from tests.tables import one_case
 from tests.template import settled
 
 Write = Callable[..., Path]
 
-NEXO = """\
-[plugin]
-id = "planned"
-version = "1.2.3"
-name = "Planned"
-description = "d"
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "./run"
-[plugin.sandbox]
-enabled = true
-"""
+NEXO = nexo("planned", version="1.2.3") + SANDBOX
 # What a plugin sees of its cage.
 TELL = """\
 #!/bin/sh

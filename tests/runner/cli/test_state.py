@@ -15,24 +15,13 @@ import pytest
 from sandbox.identity.host_side import host_side
 from tests import elsewhere
 from tests.conftest import Caller
+from tests.manifests import nexo
 
 pytestmark = pytest.mark.both_callers
 
 Write = Callable[..., Path]
 
-NEXO = """\
-[plugin]
-id = "kept"
-version = "1.0.0"
-name = "Kept"
-description = "d"
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "/bin/sh"
-args = ["-c", "{script}"]
-[plugin.sandbox]
-enabled = true
-"""
+NEXO = nexo("kept", "/bin/sh") + 'args = ["-c", "{script}"]\n[plugin.sandbox]\nenabled = true\n'
 WITH_STATE = 'fs_write_paths = ["${state_dir}"]\n'
 WRITES = "echo here > $RUNNER_STATE_DIR/file"
 WAITS = "echo up; read line"

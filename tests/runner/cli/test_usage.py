@@ -19,6 +19,7 @@ from runner.cli import VERBS, verb_groups, verb_help, verb_module, verb_parser
 from runner.contracts.registry import contract_names
 from sandbox.policy.policy import LIMIT_NAMES
 from tests.conftest import Caller
+from tests.manifests import nexo
 from tests.tables import one_case
 
 
@@ -252,20 +253,15 @@ def test_fish_offers_only_what_fits(runner_as_user: Caller) -> None:
 # --- the names of servers, and descriptions, in the shells themselves ---------------------------------------
 
 
-DECLARING = """\
-[plugin]
-id = "demo"
-version = "1.0.0"
-name = "Demo"
-description = "d"
-min_nexo_version = ">=0.1.0"
-[plugin.entrypoint]
-command = "/bin/true"
+DECLARING = (
+    nexo("demo", "/bin/true")
+    + """\
 [plugin.capabilities]
 provides = ["tools"]
 [plugin.extends]
 tools = ["demo_one", "demo_two"]
 """
+)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,7 +18,6 @@ from runner.conformance.engine import TrialSubject, prepare_subject, try_plugin
 from runner.conformance.report import ContractRule, Transcript, Verdict
 from runner.contracts.registry import contract_names, example_folder, find_contract, plugin_rules
 from runner.exceptions import PluginFailure
-from runner.launch.remote import forkserver
 from runner.launch.stages import Invocation
 from runner.manifest.load import load
 from runner.protocol.dialect import Call
@@ -31,13 +30,6 @@ pytestmark = [pytest.mark.launches, pytest.mark.usefixtures("nothing_left")]
 
 SECONDS = 10.0  # for an answer
 TOGETHER = 4  # mutants that are tried at once
-
-
-@pytest.fixture
-def sessions() -> Iterator[None]:
-    """Closes the fork server, which outlives the trials in this process."""
-    yield
-    forkserver.close()
 
 
 class Trials:

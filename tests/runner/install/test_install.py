@@ -26,6 +26,7 @@ from tests.runner.install.packages import (
     publish_sdist,
     publish_wheel,
 )
+from tests.tables import wait_for
 
 pytestmark = [pytest.mark.needs("node", "root"), pytest.mark.bound(300), pytest.mark.launches]
 
@@ -431,8 +432,8 @@ def test_a_node_that_only_a_home_has(person: Caller, internet: Internet) -> None
 def test_a_killed_installation_leaves_nothing(person: Caller, internet: Internet, nothing_left: None) -> None:  # noqa: F811
     (internet.registry / "demo").write_bytes(b"")
     with person.start("install", "--yes", "--", "npx", "demo") as killed:
-        while "GET /demo" not in internet.requests():
-            assert killed.poll() is None
+        assert wait_for(lambda: "GET /demo" in internet.requests() or killed.poll() is not None, step=0.1)
+        assert killed.poll() is None
         killed.send_signal(signal.SIGKILL)
     assert installed(person) == [] and len(fetch_folders(person)) == 1
     assert_no_secret(person)

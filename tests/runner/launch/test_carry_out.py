@@ -18,21 +18,12 @@ from sandbox.spawn.launcher import ExecReport
 from sandbox.spec import Limits
 from tests import elsewhere
 from tests.conftest import Caller
+from tests.manifests import nexo
 from tests.tables import one_case
 from tests.test_layers import MAKES_PLANS
 
 Write = Callable[..., Path]
-MANIFEST = """
-[plugin]
-id = "quick"
-version = "1.0.0"
-name = "Quick"
-description = "ends at once"
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "/bin/sh"
-args = ["-c", "exit %d"]
-"""
+MANIFEST = nexo("quick", "/bin/sh") + 'args = ["-c", "exit %d"]\n'
 
 
 def made_plan(manifest: str) -> str:

@@ -10,20 +10,12 @@ import pytest
 
 from tests import elsewhere
 from tests.conftest import Caller
+from tests.manifests import nexo
 from tests.tables import one_case
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-MANIFEST = """\
-[plugin]
-id = "closing"
-version = "1.0.0"
-name = "Closing"
-description = "Closes its streams one by one."
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "./plugin"
-"""
+MANIFEST = nexo("closing", "./plugin")
 PLUGIN = """\
 #!/usr/bin/python3 -I
 import os, signal

@@ -14,6 +14,7 @@ import pytest
 from sandbox.cell import cell
 from tests import elsewhere
 from tests.conftest import ROOT, Caller
+from tests.manifests import nexo
 
 pytestmark = pytest.mark.both_callers
 
@@ -131,11 +132,8 @@ def test_an_unsandboxed_plugin_is_ended_where_others_processes_are_hidden(
         plugin_dir / "policy.toml", re.sub("unsandboxed = .*", 'unsandboxed = "allow"', policy)
     )
     write_file(plugin_dir / "p/run.sh", "#!/bin/sh\nsleep 1000 &\necho $!\nexit 5\n", 0o755)
-    manifest = write_file(
-        plugin_dir / "p/nexo-plugin.toml",
-        '[plugin]\nid = "hidden"\nversion = "1.0.0"\nname="H"\ndescription="d"\nmin_nexo_version = ">=0.1"\n'
-        '[plugin.entrypoint]\ncommand = "./run.sh"\n[plugin.sandbox]\nenabled = false\n',
-    )
+    text = nexo("hidden", "./run.sh") + "[plugin.sandbox]\nenabled = false\n"
+    manifest = write_file(plugin_dir / "p/nexo-plugin.toml", text)
     done = hidden("exec", "--policy", rules, manifest)
     assert done.returncode == 5, done.stderr
     assert not Path(f"/proc/{int(done.stdout)}").exists()

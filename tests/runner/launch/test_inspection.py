@@ -32,6 +32,7 @@ from runner.protocol.observer import Withheld
 from sandbox.limits.meter import VIOLATION
 from sandbox.spec import Limits, SandboxSpec
 from sandbox.streams.relay import Relay
+from tests import manifests
 from tests.conftest import Caller
 from tests.tables import one_case
 
@@ -453,19 +454,9 @@ def test_limits_of_output_count_both_streams(limits: Limits, name: str, most: in
 
 # --- the real thing ----------------------------------------------------------------------------------------
 
-MANIFEST = """
-[plugin]
-id = "tried"
-version = "1.2.3"
-name = "Tried"
-description = "d"
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "COMMAND"
-args = ARGS
-[plugin.sandbox]
-enabled = true
-"""
+MANIFEST = (
+    manifests.nexo("tried", "COMMAND", version="1.2.3") + "args = ARGS\n[plugin.sandbox]\nenabled = true\n"
+)
 
 # Speaks rune, and does what its one argument says.
 PLUGIN = """#!/usr/bin/python3 -IS

@@ -24,6 +24,7 @@ from sandbox.identity.owner import Writing
 from sandbox.identity.state import owned_state
 from sandbox.identity.uid_range import RESERVATIONS
 from tests.conftest import ROOT, SPARE_UID, TEMP_PREFIX, Caller
+from tests.manifests import nexo
 
 Write = Callable[..., Path]
 
@@ -32,20 +33,15 @@ needs_root = pytest.mark.needs("root")
 # Accounts of these tests: nobody is called so, and no plugin has them.
 ALICE, BOB, HOUSE = SPARE_UID + 27, SPARE_UID + 28, SPARE_UID + 29
 
-MANIFEST = """\
-[plugin]
-id = "{id}"
-version = "1.0.0"
-name = "Writer"
-description = "Does what it is told in a folder."
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "/usr/bin/python3"
+MANIFEST = (
+    nexo("{id}", "/usr/bin/python3")
+    + """\
 args = ["-I", "{folder}/acts.py"]
 [plugin.sandbox]
 enabled = true
 fs_write_paths = [{paths}]
 """
+)
 
 # Each act is a line of Python. What it gives, or the errno it is refused with, is told in the order of acts.
 ACTS = """\

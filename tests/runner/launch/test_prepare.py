@@ -17,22 +17,12 @@ from runner.launch.read import plugin_of
 from runner.plugin import Template
 from sandbox.identity.state import StateRefused
 from tests.conftest import Caller
+from tests.manifests import SANDBOX, nexo, rune
 from tests.tables import one_case
 
 Write = Callable[..., Path]
 
-NEXO = """\
-[plugin]
-id = "asks"
-version = "1.0.0"
-name = "Asks"
-description = "d"
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "/usr/bin/true"
-[plugin.sandbox]
-enabled = true
-"""
+NEXO = nexo("asks", "/usr/bin/true") + SANDBOX
 
 
 @pytest.fixture
@@ -226,13 +216,7 @@ def test_which_policy(runner_as_user: Caller, plugin_dir: Path, write_file: Writ
 def test_a_working_directory_that_is_missing(
     runner_as_user: Caller, plugin_dir: Path, write_file: Write
 ) -> None:
-    bundle = {
-        "plugin_id": "p",
-        "plugin_version": "1",
-        "protocol_version": "rterm.plugin.v1",
-        "process": {"command": "/usr/bin/true", "dir": "nowhere"},
-        "tools": [{"name": "t"}],
-    }
+    bundle = rune("p", "t", "/usr/bin/true", dir="nowhere")
     write_file(plugin_dir / "rterm-plugin.json", json.dumps(bundle))
     said = runner_as_user("exec", plugin_dir)
     assert said.returncode == 127 and f"{plugin_dir}/nowhere does not exist" in said.stderr

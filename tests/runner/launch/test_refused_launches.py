@@ -12,18 +12,10 @@ import pytest
 
 from scripts.container import filter as container_filter
 from tests.conftest import ROOT, Caller
+from tests.manifests import nexo
 from tests.sandbox.doctor.groups import in_groups_of_their_own, with_read_only_groups
 
-MANIFEST = """\
-[plugin]
-id = "small"
-version = "1.0.0"
-name = "Small"
-description = "d"
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "./plugin"
-"""
+MANIFEST = nexo("small", "./plugin")
 STATE = '[plugin.sandbox]\nenabled = true\nfs_write_paths = ["${state_dir}"]\n'
 # Limits as in the image: made do with where cgroups are read-only.
 POLICY = 'version = 1\n[limits.memory]\ndefault = "1G"\nmode = "prefer"\n'

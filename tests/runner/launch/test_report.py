@@ -28,6 +28,7 @@ from sandbox.plan.plan import LaunchPlan
 from sandbox.policy.policy import Policy
 from sandbox.spec import SIZES, Grant, Limits, Network, SandboxSpec
 from tests.conftest import ROOT, Caller
+from tests.manifests import nexo
 from tests.sandbox.doctor.groups import with_read_only_groups
 from tests.tables import check_rows, one_case
 
@@ -439,11 +440,7 @@ def test_report_and_reality_agree_on_who_ended_it(
     runner_as: Caller, plugin_dir: Path, write_file: Write
 ) -> None:
     write_file(plugin_dir / "run", f"#!/usr/bin/python3 -I\n{ENDS_AS_TOLD}", 0o755)
-    write_file(
-        plugin_dir / "nexo-plugin.toml",
-        '[plugin]\nid = "t"\nversion = "1.0.0"\nname = "T"\ndescription = "d"\nmin_nexo_version = ">=0.1"\n'
-        '[plugin.entrypoint]\ncommand = "./run"\n',
-    )
+    write_file(plugin_dir / "nexo-plugin.toml", nexo("t"))
     where = runner_as.home / "report.json"
     rows = [
         *(("exit", code) for code in (0, 1, 7, 126, 127, 128, 129, 137, 192, 193, 255)),
@@ -478,11 +475,7 @@ def test_report_and_reality_agree_on_who_ended_it(
 
 def test_a_signal_that_is_not_obeyed(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
     write_file(plugin_dir / "run", "#!/bin/sh\ntrap '' TERM\necho ready\nwhile :; do sleep 1; done\n", 0o755)
-    write_file(
-        plugin_dir / "nexo-plugin.toml",
-        '[plugin]\nid = "t"\nversion = "1.0.0"\nname = "T"\ndescription = "d"\nmin_nexo_version = ">=0.1"\n'
-        '[plugin.entrypoint]\ncommand = "./run"\n',
-    )
+    write_file(plugin_dir / "nexo-plugin.toml", nexo("t"))
     where = runner_as.home / "report.json"
     process = runner_as.start("exec", "--report", where, "--limit", "teardown=100ms", plugin_dir)
     with process:

@@ -30,6 +30,7 @@ from runner.package.signature import sign, write_signature
 from sandbox.paths.file_identity import FileIdentity
 from sandbox.plan.plan import Bind
 from tests.conftest import SYSTEM_PATH, Caller
+from tests.manifests import SANDBOX, nexo
 
 Write = Callable[..., Path]
 
@@ -295,10 +296,7 @@ def test_a_program_from_elsewhere_is_refused(
 def test_a_path_of_its_own_folder_is_refused(package: Package, write_file: Write) -> None:
     write_file(
         package.root.parent / "nexo/nexo-plugin.toml",
-        '[plugin]\nid = "shows"\nversion = "1.0.0"\nname = "x"\ndescription = "x"\n'
-        'min_nexo_version = ">=0.1"\n'
-        f'[plugin.entrypoint]\ncommand = "/bin/true"\n[plugin.sandbox]\nenabled = true\n'
-        f'fs_read_paths = ["{package.folder}/nexo/data"]\n',
+        nexo("shows", "/bin/true") + SANDBOX + f'fs_read_paths = ["{package.folder}/nexo/data"]\n',
     )
     package.policy("required", f'[read]\nceiling = ["{package.folder}"]\n')
     invocation = Invocation(str(package.folder / "nexo"), policy=str(package.required))

@@ -18,20 +18,12 @@ from runner.launch.stages import Stopwatch, decode_planned
 from sandbox.speed.codec import encode
 from tests import elsewhere
 from tests.conftest import Caller
+from tests.manifests import nexo
 from tests.tables import one_case
 
 Write = Callable[..., Path]
 
-HEAD = """\
-[plugin]
-id = "{id}"
-version = "1.0.0"
-name = "Stored"
-description = "Starts from a stored plan."
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "./plugin"
-"""
+HEAD = nexo("{id}", "./plugin")
 SMALL = HEAD.format(id="small")
 RICH = (
     HEAD.format(id="rich")

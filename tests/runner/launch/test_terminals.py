@@ -10,20 +10,12 @@ import pytest
 
 from tests import elsewhere
 from tests.conftest import Caller
+from tests.manifests import nexo
 from tests.tables import one_case, wait_for
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-MANIFEST = """\
-[plugin]
-id = "typing"
-version = "1.0.0"
-name = "Typing"
-description = "Talks with a person."
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "./plugin"
-"""
+MANIFEST = nexo("typing", "./plugin")
 
 
 class _Plugin:

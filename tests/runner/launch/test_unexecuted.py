@@ -11,22 +11,14 @@ import pytest
 
 from tests.conftest import Caller
 from tests.limits.altered import altered
+from tests.manifests import nexo
 from tests.tables import one_case
 
 Write = Callable[..., Path]
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
-MANIFEST = """\
-[plugin]
-id = "unexecuted"
-version = "1.0.0"
-name = "Unexecuted"
-description = "May not be what it was."
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "{command}"
-"""
+MANIFEST = nexo("unexecuted", "{command}")
 # Between the look at the program and its start, somebody does this to it.
 MEANWHILE = """
 import os

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT, Caller
+from tests.manifests import nexo, rune
 from tests.sandbox.paths.test_program import node_package
 from tests.tables import one_case
 
@@ -168,29 +169,14 @@ def test_a_missing_path_is_reported_and_told_where_the_plugin_fails(
 
 # --- placeholders ------------------------------------------------------------------------------------------
 
-NEXO = """\
-[plugin]
-id = "keeps"
-version = "1.0.0"
-name = "Keeps"
-description = "d"
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "./run"
+NEXO = (
+    nexo("keeps")
+    + """\
 args = ["${state_dir}/book"]
 env = { BESIDE = "${plugin_dir}/beside:${state_dir}" }
 """
-RUNE = {
-    "plugin_id": "keeps",
-    "plugin_version": "1",
-    "protocol_version": "rterm.plugin.v1",
-    "process": {
-        "command": "./run",
-        "args": ["${state_dir}/book"],
-        "env": ["BESIDE=${plugin_dir}/beside:${state_dir}"],
-    },
-    "tools": [{"name": "t"}],
-}
+)
+RUNE = rune("keeps", "t", args=["${state_dir}/book"], env=["BESIDE=${plugin_dir}/beside:${state_dir}"])
 SCRIPT = '#!/bin/sh\necho line >> "$1"; /usr/bin/wc -l < "$1"; echo "$1 $BESIDE"\n'
 
 

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from runner.contracts.registry import contract_names, example_folder, find_contract
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
-from runner.launch.remote import forkserver
 from runner.lifecycle import (
     LifecycleNews,
     Overloaded,
@@ -33,21 +32,16 @@ from runner.lifecycle import (
 from runner.lifecycle.feed import BoundedFeed
 from sandbox.cell.cell import descendants
 from tests.conftest import ROOT, SYSTEM_PATH
+from tests.manifests import nexo
 
 pytestmark = [pytest.mark.launches]
 
 ENVIRON = {"PATH": SYSTEM_PATH, "HOME": "/", "RUNNER_CACHE": "off"}
 SOON: Mapping[str, Any] = {"backoff": 0.05, "jitter": 0.0}
 
-MANIFEST = """
-[plugin]
-id = "steer"
-version = "1.0.0"
-name = "Steer"
-description = "Does what the test says."
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "./plugin.py"
+MANIFEST = (
+    nexo("steer", "./plugin.py")
+    + """\
 [plugin.extends]
 tools = ["steer_note", "steer_hold", "steer_exit"]
 [plugin.capabilities.broker]
@@ -57,6 +51,7 @@ respawn = true
 backoff_ms = 100
 max_attempts = 3
 """
+)
 
 PLUGIN = """#!/usr/bin/python3
 import json, sys
@@ -94,9 +89,8 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def shelf(plugin_dir: Path, nothing_left: None) -> Iterator[Path]:
-    yield plugin_dir
-    forkserver.close()
+def shelf(plugin_dir: Path, sessions: None) -> Path:
+    return plugin_dir
 
 
 @pytest.fixture

@@ -16,26 +16,10 @@ from runner.manifest.load import ManifestRead, contract_at, find, load, load_all
 from runner.serve.sources import scan
 from sandbox.document.diagnostic import DocumentError
 from tests.conftest import Caller
+from tests.manifests import nexo, rune
 
-NEXO = """\
-[plugin]
-id = "demo"
-version = "1.0.0"
-name = "Demo"
-description = "d"
-min_nexo_version = ">=0.1.0"
-[plugin.entrypoint]
-command = "./run"
-"""
-RUNE = json.dumps(
-    {
-        "plugin_id": "demo",
-        "plugin_version": "1",
-        "protocol_version": "rterm.plugin.v1",
-        "process": {"command": "x"},
-        "tools": [{"name": "a"}],
-    }
-)
+NEXO = nexo("demo")
+RUNE = json.dumps(rune("demo", "a", "x"))
 MCP = json.dumps({"mcpServers": {"time": {"command": "x"}}})
 TEXTS = {"nexo": NEXO, "rune": RUNE, "mcp": MCP}
 

@@ -24,6 +24,7 @@ from runner.package.listing import list_package
 from runner.package.program import _paths_in
 from runner.package.signature import sign, write_signature
 from tests.conftest import SYSTEM_PATH, Caller
+from tests.manifests import SANDBOX, nexo
 from tests.tables import one_case
 
 Write = Callable[..., Path]
@@ -53,10 +54,8 @@ class Bench:
         self.write_file(self.root / "bin/run", self.fill(script), 0o755)
         self.write_file(self.root / "main.py", "print('signed')\n", 0o755)
         manifest = (
-            '[plugin]\nid = "signed"\nversion = "1.0.0"\nname = "x"\ndescription = "x"\n'
-            f'min_nexo_version = ">=0.1"\n[plugin.entrypoint]\ncommand = "{self.fill(command)}"\n'
-            f"args = {json.dumps([self.fill(arg) for arg in args])}\n{self.fill(env)}\n"
-            "[plugin.sandbox]\nenabled = true\n"
+            nexo("signed", self.fill(command))
+            + f"args = {json.dumps([self.fill(arg) for arg in args])}\n{self.fill(env)}\n{SANDBOX}"
         )
         if reads:
             manifest += f'fs_read_paths = ["{self.evil}"]\n'

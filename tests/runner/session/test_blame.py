@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 import trio
 
 import runner
-from runner.launch.remote import forkserver
 from runner.library import InvalidCall, NotOnTrio, PluginError, PluginFailure, open_plugin
 from tests.conftest import Caller
 from tests.runner.launch.test_report import faults
@@ -24,15 +23,14 @@ NOWHERE = '{"mcpServers": {"own": {"command": "/nowhere"}}}'
 
 
 @pytest.fixture
-def folder(plugin_dir: Path, write_file: Write, nothing_left: None) -> Iterator[Path]:
+def folder(plugin_dir: Path, write_file: Write, sessions: None) -> Path:
     write_file(plugin_dir / "own/run", PLUGIN, 0o755)
     write_file(plugin_dir / "own" / NAME, NEXO)
     write_file(plugin_dir / "cat.toml", NEXO.replace("./run", "/usr/bin/cat"))
     write_file(plugin_dir / "cat.json", CAT)
     write_file(plugin_dir / "nowhere.toml", NEXO.replace("./run", "/nowhere"))
     write_file(plugin_dir / "nowhere.json", NOWHERE)
-    yield plugin_dir
-    forkserver.close()
+    return plugin_dir
 
 
 # --- before anything is started ----------------------------------------------------------------------------

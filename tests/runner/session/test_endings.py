@@ -6,19 +6,19 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 
-from runner.launch.remote import forkserver
 from runner.library import OpenPlugin, PluginFailure, open_plugin
 from runner.protocol.dialect import Notice
 from scripts.benches.waiting import has_silent_plugin
 from tests.conftest import SYSTEM_PATH, Caller
 from tests.limits.cage import group_of, whole_group
+from tests.manifests import nexo
 from tests.runner.launch.monitored_plugins import is_sound
 from tests.runner.launch.test_report import faults
 from tests.tables import Line, check_rows, run_lines, wait_for
@@ -65,30 +65,17 @@ if when == "leave":
     exec(what)
 """
 NAME = "nexo-plugin.toml"
-NEXO = """\
-[plugin]
-id = "own"
-version = "1.0.0"
-name = "Own"
-description = "Ends as it is told."
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "./run"
-[plugin.extends]
-tools = ["own_tool"]
-hooks = ["own_hook"]
-"""
+NEXO = nexo("own") + '[plugin.extends]\ntools = ["own_tool"]\nhooks = ["own_hook"]\n'
 POLICY = 'version = 1\n[hooks]\non_failure = "abort"\n'
 
 
 @pytest.fixture
-def folder(plugin_dir: Path, write_file: Write, nothing_left: None) -> Iterator[Path]:
+def folder(plugin_dir: Path, write_file: Write, sessions: None) -> Path:
     run = write_file(plugin_dir / "own/run", PLUGIN, 0o755)
     write_file(plugin_dir / "own/nexo-plugin.toml", NEXO)
     write_file(plugin_dir / "own/mcp.json", json.dumps({"mcpServers": {"own": {"command": str(run)}}}))
     write_file(plugin_dir / "abort.toml", POLICY)
-    yield plugin_dir / "own"
-    forkserver.close()
+    return plugin_dir / "own"
 
 
 def opened(manifest: Path, *args: str, **more: Any) -> Any:

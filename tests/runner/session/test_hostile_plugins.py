@@ -23,6 +23,7 @@ from runner.protocol.host_services import Services
 from runner.session.open import open_session
 from runner.session.session import Session
 from tests.conftest import ROOT
+from tests.manifests import rune
 from tests.runner.session.test_session import (
     DO,
     ENVIRON,
@@ -463,13 +464,7 @@ time.sleep(1000)
 def test_an_interrupt_during_the_shutdown(plugin_dir: Path, write_file: Write, nothing_left: None) -> None:
     """One ^C is enough to end a shutdown that would not finish."""
     write_file(plugin_dir / "plugin.py", _LINGERING, 0o755)
-    bundle = {
-        "plugin_id": "p",
-        "plugin_version": "1",
-        "protocol_version": "rterm.plugin.v1",
-        "process": {"command": "./plugin.py"},
-        "tools": [{"name": "echo"}],
-    }
+    bundle = rune("p", "echo", "./plugin.py")
     manifest = write_file(plugin_dir / "rterm-plugin.json", json.dumps(bundle))
     host = subprocess.run(
         [sys.executable, "-c", _INTERRUPTED, str(manifest)],

@@ -6,7 +6,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ EVENT = {"type": "run.completed", "subject": {"kind": "run", "id": "run_1"}, "su
 
 
 @pytest.fixture
-def shelf(plugin_dir: Path, nothing_left: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def shelf(plugin_dir: Path, sessions: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Copies of plugins. They were written a moment ago, and are relied on all the same."""
     for name in ("rune_echo", "vai_devkit"):
         shutil.copytree(ROOT / "tests/plugins" / name, plugin_dir / name)
@@ -37,13 +37,11 @@ def shelf(plugin_dir: Path, nothing_left: None, monkeypatch: pytest.MonkeyPatch)
     (plugin_dir / "home/.config/runner/approvals").mkdir(parents=True)
     for path in plugin_dir.rglob("*"):
         path.chmod(0o755)
-    forkserver.close()
     before, _, after = forkserver._START.partition("main(")
     settled = "import sandbox.look; sandbox.look.SETTLED_SECONDS = -3600.0; "
     monkeypatch.setattr(forkserver, "_START", f"{before}{settled}main({after}")
     monkeypatch.setattr(parking_module, "_TAKE_SECONDS", SECONDS)  # however busy the machine is
-    yield plugin_dir
-    forkserver.close()
+    return plugin_dir
 
 
 def environ(shelf: Path) -> dict[str, str]:

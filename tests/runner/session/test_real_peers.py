@@ -11,7 +11,7 @@ import math
 import re
 import subprocess
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -25,7 +25,6 @@ from mcp import Client, StdioServerParameters, stdio_client
 from pydantic import FileUrl
 
 from runner import Notice, OpenPlugin, PluginError, PluginFailure, Progress, Services, open_plugin
-from runner.launch.remote import forkserver
 from runner.outcome import EXIT
 from runner.protocol.host_services import Completion
 from tests.conftest import ROOT, SYSTEM_PATH, Caller
@@ -39,13 +38,6 @@ pytestmark = pytest.mark.usefixtures("nothing_left")
 SECONDS = 120.0
 ENVIRON = {"PATH": SYSTEM_PATH, "HOME": "/", "RUNNER_CACHE": "off"}
 LEGACY, MODERN = "2025-11-25", "2026-07-28"
-
-
-@pytest.fixture
-def sessions(nothing_left: None) -> Iterator[None]:
-    """For tests that open sessions in this process. Closes the fork server, which outlives them."""
-    yield
-    forkserver.close()
 
 
 def policy(folder: Path, *host: str) -> Path:

@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import trio.testing
 
 from runner.contracts.mcp.dialect import McpDialect
 from runner.exceptions import PluginFailure
-from runner.launch.remote import forkserver
 from runner.launch.stages import Invocation
 from runner.outcome import EXIT
 from runner.protocol.dialect import Call, Message
@@ -27,9 +26,11 @@ from runner.session.session import Session
 from sandbox.spec import Limits, Overrides
 from tests import elsewhere, misbehaviour
 from tests.conftest import ROOT, SYSTEM_PATH, Caller, _public_directory, descendants, vanished
+from tests.manifests import nexo
 from tests.misbehaviour import BEHAVIOURS, CONTRACTS, REQUESTS, TOOL, Contract
 from tests.runner.launch.monitored_plugins import is_sound
 from tests.tables import REPEAT, check_rows, one_case
+from tests.template import session_host
 
 MEBI = 1 << 20
 INPUT = {"text": "hello"}
@@ -40,13 +41,6 @@ SECONDS = 120.0  # only guards against hanging
 Write = Callable[..., Path]
 
 pytestmark = pytest.mark.launches
-
-
-@pytest.fixture
-def sessions(nothing_left: None) -> Iterator[None]:
-    """For tests that open sessions in this process. Closes the fork server, which outlives them."""
-    yield
-    forkserver.close()
 
 
 def invocation(manifest: Path, **limits: Any) -> Invocation:
@@ -206,7 +200,7 @@ def limits_for(behaviour: str, contract: Contract) -> tuple[dict[str, Any], floa
 
 
 @pytest.fixture(scope="module")
-def results() -> Mapping[tuple[str, str], Seen]:
+def results(templates: None) -> Mapping[tuple[str, str], Seen]:
     """The results of all cases. Several run at once, and more of those that wait for a clock."""
     found: dict[tuple[str, str], Seen] = {}
     working, waiting = trio.CapacityLimiter(4), trio.CapacityLimiter(8)
@@ -228,9 +222,8 @@ def results() -> Mapping[tuple[str, str], Seen]:
                 nursery.start_soon(one, folder, *case)
 
     before = descendants()
-    with _public_directory() as folder:
+    with _public_directory() as folder, session_host():
         trio.run(main, folder)
-    forkserver.close()
     assert vanished(descendants() - before), "processes left behind"
     return found
 
@@ -320,13 +313,19 @@ def run_cases(given: list[list[Any]], at_once: int = 1) -> list[Any]:
 
     import trio
 
+    from runner.contracts.registry import contract_names
     from runner.exceptions import PluginFailure
+    from runner.launch.remote import forkserver
     from runner.launch.remote.remote_cell import aclose_forkserver
     from runner.launch.stages import Invocation
     from runner.protocol.dialect import Call
     from runner.session.open import open_session
     from sandbox.cell.cell import children
     from sandbox.spec import Limits, Overrides
+
+    # Once for all of its monitors, each of which reads a new manifest.
+    models = ", ".join(f"runner.contracts.{name}.manifest" for name in contract_names())
+    forkserver._START = forkserver._START.replace("from runner", f"import {models}; from runner")
 
     async def one(
         manifest: str, tool: str, given: Any, limits: dict[str, Any], seconds: float | None = None
@@ -497,20 +496,15 @@ def text(words):
     return {"content": [{"type": "text", "text": words}]}
 
 """
-NEXO = """\
-[plugin]
-id = "plugin"
-version = "1.0.0"
-name = "Plugin"
-description = "Of a few lines."
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "./plugin.py"
+NEXO = (
+    nexo("plugin", "./plugin.py")
+    + """\
 [plugin.extends]
 tools = ["plugin_do"]
 [plugin.capabilities.broker]
 subscribe = ["news.*"]
 """
+)
 DO = Call("tool", "plugin_do", {})
 TOUCH = Call("tool", "touch", {})
 

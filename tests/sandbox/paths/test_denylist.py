@@ -29,6 +29,7 @@ from sandbox.paths.homes import homes
 from sandbox.paths.mounts import Inside, parse_mountinfo, read_mounts
 from sandbox.spec import Access, Limits
 from tests.conftest import ROOT, Caller
+from tests.manifests import SANDBOX, nexo
 from tests.tables import Done, Line, check_rows, run_lines
 
 HOME = "/home/someone"
@@ -436,18 +437,7 @@ done
 grep -E ' - cgroup2? ' /proc/self/mountinfo
 exit 0
 """
-MANIFEST = """\
-[plugin]
-id = "raise"
-version = "1.0.0"
-name = "Raise"
-description = "Wants more memory than it was given."
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "./raise"
-[plugin.sandbox]
-enabled = true
-"""
+MANIFEST = nexo("raise", "./raise") + SANDBOX
 ANYTHING = 'version = 1\n[read]\nceiling = ["*"]\n[write]\nceiling = ["*"]\n'
 
 

@@ -19,6 +19,7 @@ import pytest
 from runner.contracts.registry import contract_names
 from sandbox.speed.bundle_parts import PARTS
 from tests.conftest import ROOT, Caller
+from tests.manifests import nexo
 from tests.tables import one_case
 from tests.test_layers import _loaded
 
@@ -325,11 +326,7 @@ _STATE = '[plugin.sandbox]\nenabled = true\nfs_write_paths = ["${state_dir}"]\n'
 def test_the_bundles_have_what_a_launch_loads(
     runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path], asked: str
 ) -> None:
-    manifest = write_file(
-        plugin_dir / "plugin/nexo-plugin.toml",
-        '[plugin]\nid = "quick"\nversion = "1.0.0"\nname = "Quick"\ndescription = "ends at once"\n'
-        'min_nexo_version = ">=0.1"\n[plugin.entrypoint]\ncommand = "/bin/true"\n' + asked,
-    )
+    manifest = write_file(plugin_dir / "plugin/nexo-plugin.toml", nexo("quick", "/bin/true") + asked)
     runner_as.give(plugin_dir)
     words = ("exec", "--state-dir", str(plugin_dir / "state"), str(manifest))
     assert runner_as(*words).returncode == 0  # reads, validates and remembers
@@ -376,11 +373,7 @@ def test_a_plugin_with_a_state_directory_has_a_bundle_of_its_own(
 ) -> None:
     """Written by the first launch from a stored plan, which is the first that looks for it."""
     shutil.copytree(ROOT / "policies", checkout.root / "policies")
-    manifest = write_file(
-        plugin_dir / "plugin/nexo-plugin.toml",
-        '[plugin]\nid = "quick"\nversion = "1.0.0"\nname = "Quick"\ndescription = "ends at once"\n'
-        'min_nexo_version = ">=0.1"\n[plugin.entrypoint]\ncommand = "/bin/true"\n' + _STATE,
-    )
+    manifest = write_file(plugin_dir / "plugin/nexo-plugin.toml", nexo("quick", "/bin/true") + _STATE)
     start = (sys.executable, "-I", "-S", "-c", _STARTS, str(checkout.root), sysconfig.get_path("purelib"))
     words = ("exec", "--state-dir", str(plugin_dir / "state"), str(manifest))
     env = {"HOME": str(plugin_dir), "PATH": os.environ["PATH"], "RUNNER_DEBUG": "1"}
@@ -429,11 +422,7 @@ def test_the_bundles_have_what_a_call_loads(
 def test_the_bundle_has_what_explain_loads(
     runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path]
 ) -> None:
-    manifest = write_file(
-        plugin_dir / "plugin/nexo-plugin.toml",
-        '[plugin]\nid = "quick"\nversion = "1.0.0"\nname = "Quick"\ndescription = "ends at once"\n'
-        'min_nexo_version = ">=0.1"\n[plugin.entrypoint]\ncommand = "/bin/true"\n',
-    )
+    manifest = write_file(plugin_dir / "plugin/nexo-plugin.toml", nexo("quick", "/bin/true"))
     runner_as.give(plugin_dir)
     first = runner_as("explain", manifest)  # reads, validates and remembers
     assert first.returncode == 0, first.stderr

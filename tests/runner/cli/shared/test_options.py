@@ -24,6 +24,7 @@ from sandbox.policy.policy import LIMIT_NAMES
 from sandbox.spec import Limits
 from sandbox.units import parse_limit
 from tests.conftest import Caller
+from tests.manifests import nexo
 from tests.tables import one_case
 
 Write = Callable[..., Path]
@@ -138,18 +139,7 @@ def test_any_word_is_a_limit_or_refused_with_a_sentence(word: str, name: str) ->
 
 # --- with manifest and policy ------------------------------------------------------------------------------
 
-MANIFEST = """\
-[plugin]
-id = "demo"
-version = "1.0.0"
-name = "Demo"
-description = "ends at once"
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "/bin/true"
-[plugin.limits]
-tmp = "8M"
-"""
+MANIFEST = nexo("demo", "/bin/true") + '[plugin.limits]\ntmp = "8M"\n'
 POLICY = """\
 version = 1
 [limits.tmp]

@@ -10,22 +10,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.conftest import Caller
+from tests.manifests import SANDBOX, nexo
 
 Write = Callable[..., Path]
 
-MANIFEST = """\
-[plugin]
-id = "stored"
-version = "1.0.0"
-name = "Stored"
-description = "Starts from a plan that was stored."
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "./plugin"
-[plugin.sandbox]
-enabled = true
-fs_read_paths = ["{place}/read"]
-"""
+MANIFEST = nexo("stored", "./plugin") + SANDBOX + 'fs_read_paths = ["{place}/read"]\n'
 PROGRAM = """\
 #!{place}/plugin/shell
 echo "with $WORD and $*"

@@ -13,6 +13,7 @@ import pytest
 
 from tests import elsewhere
 from tests.conftest import ROOT, Caller
+from tests.manifests import SANDBOX, nexo
 from tests.tables import one_case
 from tests.template import settled
 
@@ -127,21 +128,7 @@ def same_plan(manifest: str, server: str | None) -> dict[str, Any]:
     }
 
 
-MANIFEST = """\
-[plugin]
-id = "ends"
-version = "1.0.0"
-name = "Ends"
-description = "Ends in every way."
-min_nexo_version = ">=0.1"
-[plugin.entrypoint]
-command = "./plugin"
-[plugin.sandbox]
-enabled = true
-fs_write_paths = {writes}
-[plugin.limits]
-{limits}
-"""
+MANIFEST = nexo("ends", "./plugin") + SANDBOX + "fs_write_paths = {writes}\n[plugin.limits]\n{limits}\n"
 ENDINGS = {
     "ok": ("", "cat; echo said; echo heard >&2"),
     "status": ("", "exit 7"),
