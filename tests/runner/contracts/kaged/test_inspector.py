@@ -11,7 +11,7 @@ from runner.contracts.kaged.inspector import Inspector, make
 from runner.contracts.kaged.notifications import PER_SECOND
 from runner.protocol.dialect import Setting, Violation
 from runner.protocol.framing import LineFraming
-from runner.protocol.observer import Withheld
+from runner.protocol.rpc_reader import Withheld
 from tests.runner.contracts.kaged.conversation import NOTES, WELCOME, answer, error, tell
 
 INITIALIZE = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"anything": "at all"}}
