@@ -189,7 +189,7 @@ STANDARD_LIBRARY_ONLY = (
     "sandbox.spawn.machine_code",
     "sandbox.spawn.reaper",
 )
-STAND_INS = ("sandbox.speed.",)
+LOOK_ALIKES = ("sandbox.speed.",)
 
 
 class Import(NamedTuple):
@@ -221,7 +221,7 @@ def _fault(imported: Import, modules: Mapping[str, Path]) -> str | None:
     source, top = imported.module, imported.target.partition(".")[0]
     if top in sys.stdlib_module_names:
         return None
-    if source in STANDARD_LIBRARY_ONLY and not imported.target.startswith(("sandbox.spawn.", *STAND_INS)):
+    if source in STANDARD_LIBRARY_ONLY and not imported.target.startswith(("sandbox.spawn.", *LOOK_ALIKES)):
         return f"{source} imports {imported.target}: it may use the standard library only"
     if top not in PACKAGES:
         return _third_party_fault(imported, top)

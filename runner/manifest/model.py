@@ -118,13 +118,13 @@ def _validate(model: Any, data: object) -> None:
     if _PLUGIN_LOADER in sys.modules:
         model.model_validate(data)
         return
-    stand_in: Any = types.ModuleType(_PLUGIN_LOADER)
-    stand_in.get_plugins = tuple
-    sys.modules[_PLUGIN_LOADER] = stand_in
+    loader: Any = types.ModuleType(_PLUGIN_LOADER)
+    loader.get_plugins = tuple
+    sys.modules[_PLUGIN_LOADER] = loader
     try:
         model.model_validate(data)
     finally:
-        if sys.modules.get(_PLUGIN_LOADER) is stand_in:
+        if sys.modules.get(_PLUGIN_LOADER) is loader:
             del sys.modules[_PLUGIN_LOADER]
 
 

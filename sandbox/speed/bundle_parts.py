@@ -16,7 +16,7 @@ _NAMES = {
         runner.launch.stages sandbox.streams sandbox.streams.handover runner.launch.stdio sandbox.cell
         sandbox.limits.rlimits sandbox.spawn.machine_code sandbox.spawn.launcher sandbox.spawn.reaper
         sandbox.cell.cell runner.launch.wait sandbox.plan.bwrap sandbox.speed.libc sandbox.spawn.priority
-        sandbox.spawn.init sandbox.spawn.spawner sandbox.spawn.network sandbox.cell.questions
+        sandbox.spawn.init sandbox.spawn.spawner sandbox.spawn.network sandbox.cell.name_lookups
         sandbox.cell.launch runner.launch.start runner.launch.finish
         runner.launch.carry_out runner.launch.orders runner.cli.shared.launching sandbox.facts
         sandbox.speed.codec runner.launch.stored.run runner.cli.shared.stored_plan sandbox.paths

@@ -72,7 +72,7 @@ from runner.outcome import EXEC_NO_CAGE, Failure, Outcome
 from runner.plugin import Allowance
 from sandbox.cell.contents import read_contents
 from sandbox.files import write_all
-from sandbox.look import Questions
+from sandbox.look import AskedFacts
 from sandbox.speed.codec import decode, encode
 
 # How long a process that watches other plugins too may take to acquire what a launch needs. It takes some
@@ -266,7 +266,7 @@ def _sharing(
     descriptors: LaunchDescriptors,
     before: Interruptible,
 ) -> SeePlanned:
-    def see_planned(planned: Planned, sources: Sources, _: Questions | None) -> None:
+    def see_planned(planned: Planned, sources: Sources, _: AskedFacts | None) -> None:
         held = sources.held
         before.stop()  # the shared monitor sets up the same socket
         if (
@@ -285,7 +285,7 @@ def _parking(control: Control, has_contents: bool, then: SeePlanned | None) -> S
     """Tell the host what the parked cell will rest on, before anything of it exists. Raises Failure for a
     plan that must not wait."""
 
-    def see_planned(planned: Planned, sources: Sources, asked: Questions | None) -> None:
+    def see_planned(planned: Planned, sources: Sources, asked: AskedFacts | None) -> None:
         assert asked is not None
         why = "it gets files that exist only in memory" if has_contents else parking_fault(planned, asked)
         if why:
