@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from runner.package.keys import TrustedKey, load_trusted
-from runner.protocol.gateway_url import gateway_host
+from runner.protocol.api_gateway import api_gateway_host
 from runner.protocol.secrets import Secrets
 from runner.serve.peer import read_token
 from runner.serve.settings_file import SettingsFile, as_text
@@ -52,7 +52,7 @@ _REGISTRY = re.compile(r"[a-z0-9][a-z0-9.-]*(:\d{1,5})?(/[a-z0-9][a-z0-9._/-]*)?
 Review = Literal["optional", "required"]
 
 
-class OrgGateway(NamedTuple):
+class OrgApiGateway(NamedTuple):
     """What calls through an org's gateway need."""
 
     url: str
@@ -63,7 +63,7 @@ class OrgGateway(NamedTuple):
 class OrgSettings(NamedTuple):
     tokens: tuple[bytes, ...] = ()  # the SHA-256 of each: a traceback must not show one
     secrets: Secrets = Secrets()  # by name
-    gateway: OrgGateway | None = None
+    gateway: OrgApiGateway | None = None
 
 
 class ControlSettings(NamedTuple):
@@ -209,9 +209,9 @@ class _ControlReader(SettingsFile):
         values = {each: self._secret((*keys, "secrets", each), source) for each, source in secrets.items()}
         digests = tuple(self._token((*keys, "tokens", index), each) for index, each in enumerate(tokens))
         found = Secrets({each: as_text(value) for each, value in values.items()})
-        return OrgSettings(digests, found, self._gateway(keys, table))
+        return OrgSettings(digests, found, self._api_gateway(keys, table))
 
-    def _gateway(self, keys: KeyPath, table: Mapping[str, Any]) -> OrgGateway | None:
+    def _api_gateway(self, keys: KeyPath, table: Mapping[str, Any]) -> OrgApiGateway | None:
         given = [key for key in _GATEWAY_KEYS if key in table]
         if not given:
             return None
@@ -221,7 +221,7 @@ class _ControlReader(SettingsFile):
                 return None
         url, at = table["gateway_url"], (*keys, "gateway_token_command")
         try:
-            gateway_host(url)
+            api_gateway_host(url)
         except ValueError as error:
             self._fault((*keys, "gateway_url"), "settings_value", f"gateway_url {error}")
         command = self._texts(at, table["gateway_token_command"], _MOST_WORDS)
@@ -239,7 +239,7 @@ class _ControlReader(SettingsFile):
             message = f"gateway_token_lifetime: {error}"
             self._fault((*keys, "gateway_token_lifetime"), "settings_value", message)
             seconds = 0.0
-        return OrgGateway(str(url), command, seconds)
+        return OrgApiGateway(str(url), command, seconds)
 
     def _token(self, keys: KeyPath, source: str) -> bytes:
         """The SHA-256 of a token. The source itself may be a token, by mistake."""
