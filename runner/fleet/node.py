@@ -65,7 +65,13 @@ class Node:
     ) -> None:
         self._options, self._thread, self._environ, self._say = options, thread, environ, say
         self._roster = Roster(
-            *(supervisor, None, options.config, options.policy, options.settings, environ, say),
+            supervisor=supervisor,
+            ledger=None,
+            paths=options.config,
+            policy=options.policy,
+            settings=options.settings,
+            environ=environ,
+            say=say,
             names=os.path.join(os.path.dirname(state_root(environ)), _NAMES),
         )
         self._shelf = RosterShelf(supervisor, self._roster, say)

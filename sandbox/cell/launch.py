@@ -227,8 +227,14 @@ def _launch(
             pid = spawner.spawn(order) if network is None else _spawn_with_gate(network, order)
         try:
             cell = Cell(
-                *(pid, os.dup(status_r), os.dup(ending_r), started, bounds.cgroup),
-                *(os.dup(launch_r), os.dup(complaint_r), os.dup(release_w) if bounds.is_parked else -1),
+                pid=pid,
+                status_fd=os.dup(status_r),
+                ending_fd=os.dup(ending_r),
+                started=started,
+                cgroup=bounds.cgroup,
+                launch_fd=os.dup(launch_r),
+                complaint_fd=os.dup(complaint_r),
+                release_fd=os.dup(release_w) if bounds.is_parked else -1,
             )
             if isinstance(network, NameLookups):
                 cell.lookups = network
