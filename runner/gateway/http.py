@@ -22,8 +22,8 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPDeprecationWarning
 
 from runner.approvals.tools import ToolRecord, tools_folder
+from runner.gateway.calls import GatewayCall, Made, Maker, OnProgress, failed
 from runner.gateway.catalogue import Catalogue
-from runner.gateway.making import GatewayCall, Made, Maker, OnProgress, failed
 from runner.gateway.questions import ClientQuestions
 from runner.gateway.remote import RemoteSource
 from runner.gateway.server import ClientGateway

@@ -14,8 +14,8 @@ from mcp.shared.exceptions import MCPDeprecationWarning
 
 from runner.approvals.tools import ToolRecord, tools_folder
 from runner.gateway.audit import AuditedMaker
+from runner.gateway.calls import Maker, SupervisedMaker
 from runner.gateway.catalogue import Catalogue, KnownSource
-from runner.gateway.making import Maker, SupervisedMaker
 from runner.gateway.options import StdioOptions
 from runner.gateway.questions import ClientQuestions, Context
 from runner.gateway.remote import RemoteSource

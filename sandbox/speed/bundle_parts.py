@@ -100,7 +100,7 @@ _NAMES = {
         runner.session.pending runner.protocol.bus runner.protocol.host_services
         runner.protocol.service_guard runner.launch.remote.pipe
         runner.launch.remote.remote_cell runner.protocol.ambiguity runner.protocol.jsonrpc
-        runner.session.backlog runner.session.arrears runner.session.state
+        runner.session.backlog runner.session.subscriber_lag runner.session.state
         runner.session.tasks runner.session.prepared runner.session.account runner.session.shutdown
         runner.session.session runner.session.open runner.cli.live.session runner.cli.live.call_once
     """,
