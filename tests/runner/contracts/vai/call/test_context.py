@@ -145,7 +145,7 @@ def test_times(seconds: float, text: str) -> None:
         (None, False),
     ],
 )
-def test_what_is_a_time(text: Any, right: bool) -> None:
+def test_timestamps_are_told_from_other_texts(text: Any, right: bool) -> None:
     assert is_timestamp(text) is right
 
 
