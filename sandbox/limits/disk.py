@@ -16,8 +16,8 @@ counts as full: one with a directory that only the plugin can open, or one that 
 
 How far a plugin can exceed the limit: by what it writes in 1 ms, mostly a few megabytes. It is more
 - on a busy machine: by what is written while the runner waits for its turn;
-- where the filesystem tells its free space late (btrfs, ZFS, networks): by what is written in 50 ms, or in ten
-  times the time of a measurement;
+- where the filesystem tells its free space late (btrfs, ZFS, networks): by what is written in 50 ms, or in
+  ten times the time of a measurement;
 - while others free space on the same filesystem: by as much as they free. A single file is held to
   RLIMIT_FSIZE by the kernel, and space cannot be allocated without writing it
   (sandbox/seccomp/preallocation.py).

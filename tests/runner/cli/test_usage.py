@@ -54,6 +54,10 @@ def test_each_action_has_a_help_of_its_own() -> None:
         overview = parser.format_help()
         every = {flag for each in actions_of(parser).values() for flag in each._option_string_actions}
         assert re.findall(r"^  (-\S+)", overview, re.MULTILINE) == ["-h,"]
+        # An option takes a value in every action or in none: it may stand in front of the action.
+        options = [each._option_string_actions.items() for each in actions_of(parser).values()]
+        takes = {(flag, option.nargs == 0) for each in options for flag, option in each}
+        assert len(takes) == len(every)
         for action, (line, _) in vars(verb_module(verb))["ACTIONS"].items():
             assert f"\n  {action:<12} {line}\n" in overview
             said = action_help(parser, action)
