@@ -13,7 +13,7 @@ _FAILED = 1
 _BAR = 24  # characters
 
 
-class Progress:
+class ProgressBar:
     """Which of several is under way: a bar on a terminal, a line elsewhere."""
 
     def __init__(self, number: int, count: int, label: str) -> None:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from runner.cli.shared.install_reference import install_reference, is_reference, update_reference
-from runner.cli.shared.install_terminal import Progress, confirm, has_terminal
+from runner.cli.shared.install_terminal import ProgressBar, confirm, has_terminal
 from runner.cli.shared.registry import (
     add_registry,
     given_options,
@@ -329,7 +329,7 @@ def _install_all(
             if _has(store, each.request, scripts=scripts):  # by another installation, meanwhile
                 say(f"{_label(each)} is installed", sys.stdout)
                 continue
-            progress = Progress(number, len(wanted), _label(each))
+            progress = ProgressBar(number, len(wanted), _label(each))
             try:
                 with fetching(
                     store,
@@ -466,7 +466,7 @@ def _update(named: Mapping[Store, Sequence[Installed]], args: argparse.Namespace
                 if lock is not None and lock.ran_scripts and not args.scripts:
                     say(f"{label}: its install scripts have run; add --scripts to update it", sys.stdout)
                     continue
-                progress = Progress(number, len(old), label)
+                progress = ProgressBar(number, len(old), label)
                 try:
                     with fetching(
                         store,
