@@ -47,7 +47,7 @@ class PluginError(Exception):
         return _advice(self.report)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Let it be pickled: a worker process may pass it to its parent."""
+        """Let it be pickled: another process may pass it to its parent."""
         return type(self), (self.refusal,), self.__dict__
 
 

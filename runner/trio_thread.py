@@ -1,8 +1,8 @@
 """Lets tasks of asyncio await coroutines of trio, and the other way round.
 
 One thread runs trio for the process. It is started on first use and ends with the program; all event loops of
-the process share it. Each wait is one object: a Crossing is a coroutine on trio that a task of asyncio waits
-for, a Visit is a coroutine on asyncio that a task of trio waits for. Cancelling the waiting task cancels the
+the process share it. Each wait is one object: a TrioRun is a coroutine on trio that a task of asyncio waits
+for, an AsyncioRun is one on asyncio that a task of trio waits for. Cancelling the waiting task cancels the
 coroutine, and the task goes on when the coroutine has ended. A plain call of an open session is begun and
 finished without a task of trio: it only waits for an answer. Coroutines run in a copy of the context of the
 task that waits, so context variables are seen on the other side.
@@ -31,7 +31,7 @@ from runner.event_loop import is_on_trio
 # How often the thread looks whether a loop was closed while something of it is open.
 _LOOK_SECONDS = 1.0
 # For a coroutine on asyncio to end after it was cancelled. Then it is left alone, and its loop is told.
-_VISIT_END_SECONDS = 5.0
+_END_SECONDS = 5.0
 # For everything that is open when the program ends. It takes less: each wait of a session is bounded.
 _EXIT_SECONDS = 30.0
 
@@ -42,7 +42,7 @@ _FORKED = (
 _CANCELLED = "it was cancelled"
 _EXITED = "the program is ending, and so has the thread that runs plugins"
 
-_MOST_IDLE = 64  # tasks of trio that wait for the next crossing
+_MOST_IDLE = 64  # tasks of trio that wait for the next run
 _NO_VARIABLES = Context()
 
 _T = TypeVar("_T")
@@ -52,34 +52,34 @@ BeginCall = Callable[[Callable[[], None]], Callable[[], _T] | None]
 Loop = asyncio.AbstractEventLoop
 
 
-class LoopGate:
+class LoopBridge:
     """The way between one event loop of asyncio and trio. What is posted in one turn of either loop crosses
     together, in order: waking the other thread for each would cost half as much as a call."""
 
     def __init__(self, loop: Loop, thread: TrioThread) -> None:
         self.loop = loop
         self._thread = thread
-        self._to_trio: list[Crossing[Any]] = []
+        self._to_trio: list[TrioRun[Any]] = []
         self._to_loop: list[Work] = []
 
-    def start(self, crossing: Crossing[Any]) -> None:
+    def start(self, run: TrioRun[Any]) -> None:
         """Called in a task of the loop."""
         if not self._to_trio:
             self.loop.call_soon(self._flush_to_trio)
-        self._to_trio.append(crossing)
+        self._to_trio.append(run)
 
     def _flush_to_trio(self) -> None:
-        crossings, self._to_trio = self._to_trio, []
+        runs, self._to_trio = self._to_trio, []
         try:
-            self._thread.post(partial(self._thread.start_all, crossings))
+            self._thread.post(partial(self._thread.start_all, runs))
         except RuntimeError as error:  # it has ended
-            for crossing in crossings:
-                crossing.refuse(str(error))
+            for run in runs:
+                run.refuse(str(error))
 
     def post_to_loop(self, work: Work) -> None:
         """Called on trio. `work` must not raise. Does nothing if the loop is closed."""
         if not self._to_loop:
-            self._thread.gates_to_flush.append(self)
+            self._thread.bridges_to_flush.append(self)
         self._to_loop.append(work)
 
     def flush_to_loop(self) -> None:
@@ -93,11 +93,11 @@ def _call_each(works: list[Work]) -> None:
         work()
 
 
-class Crossing(Generic[_T]):
+class TrioRun(Generic[_T]):
     """A coroutine on trio that a task of asyncio waits for."""
 
     value: _T
-    worker: _Worker | None = None  # while it runs
+    task: _ReusedTask | None = None  # while it runs
     is_cancelled = False
     _waiter: asyncio.Future[None] | None = None
     _is_told = False
@@ -108,13 +108,13 @@ class Crossing(Generic[_T]):
     def __init__(
         self,
         thread: TrioThread,
-        gate: LoopGate,
+        bridge: LoopBridge,
         begin: Callable[[], Awaitable[_T]],
         begin_call: BeginCall[_T] | None = None,
     ) -> None:
         """`begin_call`: tried first."""
         self._thread = thread
-        self._gate = gate
+        self._bridge = bridge
         self.begin = begin
         self._begin_call = begin_call
         self.context = copy_context()
@@ -133,7 +133,7 @@ class Crossing(Generic[_T]):
         cancelled: asyncio.CancelledError | None = None
         try:
             while not (self._has_ended or (told and self._is_told and cancelled is None)):
-                self._waiter = self._gate.loop.create_future()
+                self._waiter = self._bridge.loop.create_future()
                 try:
                     if cancelled is None and not shielded:
                         await self._waiter
@@ -195,26 +195,26 @@ class Crossing(Generic[_T]):
 
     def _cancel(self) -> None:
         self.is_cancelled = True
-        if self.worker is not None:
-            self.worker.cancel()
+        if self.task is not None:
+            self.task.cancel()
         else:
             self.finish_call()
 
     def end_if_abandoned(self) -> None:
-        if self._gate.loop.is_closed():
+        if self._bridge.loop.is_closed():
             self._cancel()
 
     def end(self, error: BaseException | None = None) -> None:
         self._error = error
         self._has_ended = True
-        self.worker = None
-        self._thread.crossings.discard(self)
+        self.task = None
+        self._thread.runs.discard(self)
         self.tell()
 
     def tell(self) -> None:
         """Let `wait` return before the coroutine has ended."""
         self._is_told = True
-        self._gate.post_to_loop(self._wake)
+        self._bridge.post_to_loop(self._wake)
 
 
 class _Abandoned(RuntimeError):
@@ -234,29 +234,29 @@ def _anyio_shield() -> Any:
     return nullcontext() if anyio is None else anyio.CancelScope(shield=True)
 
 
-class _Worker:
-    """A task of trio that runs one crossing after the other: a task and a cancel scope for each would take
-    longer than the rest of the way. One that was cancelled runs no other."""
+class _ReusedTask:
+    """A task of trio that carries out one TrioRun after the other: a task and a cancel scope for each would
+    take longer than the rest of the way. One that was cancelled runs no other."""
 
     def __init__(self, thread: TrioThread) -> None:
         self._scope = trio.CancelScope()
         self._is_cancelled = False
         self._thread = thread
-        self._task: trio.lowlevel.Task | None = None  # while it waits for a crossing
-        self._crossing: Crossing[Any] | None = None
+        self._task: trio.lowlevel.Task | None = None  # while it waits for a run
+        self._current: TrioRun[Any] | None = None
 
-    def give(self, crossing: Crossing[Any]) -> None:
-        """Run this one next. Called while it waits, or has not begun. Raises RuntimeError if trio ends."""
-        self._crossing = crossing
+    def give(self, run: TrioRun[Any]) -> None:
+        """Take this one next. Called while it waits, or has not begun. Raises RuntimeError if trio ends."""
+        self._current = run
         if self._task is None:
-            crossing.context.run(self._thread.nursery.start_soon, self._run)
+            run.context.run(self._thread.nursery.start_soon, self._run)
         else:
-            self._task.context = crossing.context
+            self._task.context = run.context
             trio.lowlevel.reschedule(self._task)
-        crossing.worker = self
+        run.task = self
 
     def cancel(self) -> None:
-        """Cancel the crossing that it runs."""
+        """Cancel the run that it carries out."""
         self._is_cancelled = True
         self._scope.cancel()
 
@@ -264,23 +264,23 @@ class _Worker:
         try:
             with self._scope:
                 await self._run_all()
-            if self._crossing is not None:
-                self._crossing.end(_Abandoned(_CANCELLED))
-        except BaseException as error:  # noqa: BLE001 -- raised to the caller of the crossing
-            if self._crossing is not None:
-                self._crossing.end(_Abandoned(_EXITED) if _is_cancelled(error) else error)
+            if self._current is not None:
+                self._current.end(_Abandoned(_CANCELLED))
+        except BaseException as error:  # noqa: BLE001 -- raised to the caller of the run
+            if self._current is not None:
+                self._current.end(_Abandoned(_EXITED) if _is_cancelled(error) else error)
 
     async def _run_all(self) -> None:
-        while self._crossing is not None:
+        while self._current is not None:
             try:
-                self._crossing.value = await self._crossing.begin()
+                self._current.value = await self._current.begin()
             except Exception as error:
                 if self._is_cancelled:
                     raise  # perhaps in a group with the cancellation, which the scope takes out
-                self._crossing.end(error)
+                self._current.end(error)
             else:
-                self._crossing.end()
-            self._crossing = None
+                self._current.end()
+            self._current = None
             if self._is_cancelled or len(self._thread.idle) >= _MOST_IDLE:
                 return
             self._task = trio.lowlevel.current_task()
@@ -293,11 +293,11 @@ class _Worker:
         return trio.lowlevel.Abort.SUCCEEDED
 
 
-class Visit:
+class AsyncioRun:
     """A coroutine on asyncio that a task of trio waits for."""
 
-    def __init__(self, gate: LoopGate, begin: Callable[[], Any]) -> None:
-        self._gate = gate
+    def __init__(self, bridge: LoopBridge, begin: Callable[[], Any]) -> None:
+        self._bridge = bridge
         self._begin = begin
         self._context = copy_context()
         self._token = trio.lowlevel.current_trio_token()
@@ -307,13 +307,13 @@ class Visit:
 
     async def result(self) -> Any:
         """Raises what the coroutine raises, and RuntimeError if its loop is closed or has cancelled it."""
-        if self._gate.loop.is_closed():
+        if self._bridge.loop.is_closed():
             raise RuntimeError("the event loop of the service is closed")
-        self._gate.post_to_loop(self._start)
+        self._bridge.post_to_loop(self._start)
         try:
             await self._done.wait()
         except trio.Cancelled:
-            self._gate.post_to_loop(self._cancel)
+            self._bridge.post_to_loop(self._cancel)
             await self._end()
             if not self._done.is_set() or self._failure() is None:
                 raise
@@ -325,13 +325,13 @@ class Visit:
 
     async def _end(self) -> None:
         """Wait for the end of a cancelled coroutine. It cannot end while its loop does not run."""
-        loop = self._gate.loop
-        with trio.move_on_after(_VISIT_END_SECONDS if loop.is_running() else 0, shield=True):
+        loop = self._bridge.loop
+        with trio.move_on_after(_END_SECONDS if loop.is_running() else 0, shield=True):
             await self._done.wait()
         if not self._done.is_set() and self._task is not None:
-            message = f"a service or callback did not end within {_VISIT_END_SECONDS:g}s of its cancellation"
+            message = f"a service or callback did not end within {_END_SECONDS:g}s of its cancellation"
             told = {"message": message, "task": self._task}
-            self._gate.post_to_loop(partial(loop.call_exception_handler, told))
+            self._bridge.post_to_loop(partial(loop.call_exception_handler, told))
 
     def _failure(self) -> Exception | None:
         """What it raised. What ends a task or a program must not end the plugins of others."""
@@ -347,7 +347,7 @@ class Visit:
 
     def _start(self) -> None:
         if not self._is_withdrawn:
-            self._task = self._gate.loop.create_task(call_either(self._begin), context=self._context)
+            self._task = self._bridge.loop.create_task(call_either(self._begin), context=self._context)
             self._task.add_done_callback(self._note_end)
 
     def _cancel(self) -> None:
@@ -373,11 +373,11 @@ class TrioThread(trio.abc.Instrument):
 
     def __init__(self) -> None:
         self.ended = ""  # why it can do nothing any more
-        self.crossings: set[Crossing[Any]] = set()  # those that run
-        self.idle: list[_Worker] = []
-        self._woken: list[Crossing[Any]] = []
-        self.gates_to_flush: list[LoopGate] = []
-        self._gates: dict[Loop, LoopGate] = {}
+        self.runs: set[TrioRun[Any]] = set()  # those that run
+        self.idle: list[_ReusedTask] = []
+        self._woken: list[TrioRun[Any]] = []
+        self.bridges_to_flush: list[LoopBridge] = []
+        self._bridges: dict[Loop, LoopBridge] = {}
         self._is_watching = False
         self._started = threading.Event()
         self._failure: BaseException | None = None
@@ -401,8 +401,8 @@ class TrioThread(trio.abc.Instrument):
         async with trio.open_nursery() as self.nursery:
             self._started.set()
             await self._finish_calls()
-        for crossing in tuple(self.crossings):
-            crossing.end(_Abandoned(_EXITED))
+        for run in tuple(self.runs):
+            run.end(_Abandoned(_EXITED))
 
     async def _finish_calls(self) -> None:
         """Finish calls that run without tasks: those of one turn together."""
@@ -410,12 +410,12 @@ class TrioThread(trio.abc.Instrument):
             self._has_woken = trio.Event()
             await self._has_woken.wait()
             woken, self._woken = self._woken, []
-            for crossing in woken:
-                crossing.finish_call()
+            for run in woken:
+                run.finish_call()
 
-    def note_woken(self, crossing: Crossing[Any]) -> None:
+    def note_woken(self, run: TrioRun[Any]) -> None:
         """Called on trio: a call that runs without a task can be finished."""
-        self._woken.append(crossing)
+        self._woken.append(run)
         self._has_woken.set()
 
     def post(self, work: Work) -> None:
@@ -426,43 +426,43 @@ class TrioThread(trio.abc.Instrument):
 
     def before_io_wait(self, timeout: float) -> None:
         """Called by trio at the end of each turn of its loop."""
-        if self.gates_to_flush:
-            gates, self.gates_to_flush = self.gates_to_flush, []
-            for gate in gates:
-                gate.flush_to_loop()
+        if self.bridges_to_flush:
+            bridges, self.bridges_to_flush = self.bridges_to_flush, []
+            for bridge in bridges:
+                bridge.flush_to_loop()
 
-    def gate_of(self, loop: Loop) -> LoopGate:
-        found = self._gates.get(loop)
+    def bridge_of(self, loop: Loop) -> LoopBridge:
+        found = self._bridges.get(loop)
         if found is None:
-            for known in tuple(self._gates):
+            for known in tuple(self._bridges):
                 if known.is_closed():
-                    self._gates.pop(known, None)
-            found = self._gates[loop] = LoopGate(loop, self)
+                    self._bridges.pop(known, None)
+            found = self._bridges[loop] = LoopBridge(loop, self)
         return found
 
-    def start_all(self, crossings: list[Crossing[Any]]) -> None:
+    def start_all(self, runs: list[TrioRun[Any]]) -> None:
         """Called on trio."""
-        for crossing in crossings:
-            if crossing.is_cancelled:
-                crossing.end(_Abandoned(_CANCELLED))
+        for run in runs:
+            if run.is_cancelled:
+                run.end(_Abandoned(_CANCELLED))
                 continue
-            self.crossings.add(crossing)
-            if crossing.has_begun_call():
+            self.runs.add(run)
+            if run.has_begun_call():
                 continue
             try:
-                worker = self.idle.pop() if self.idle else _Worker(self)
-                worker.give(crossing)
+                task = self.idle.pop() if self.idle else _ReusedTask(self)
+                task.give(run)
             except RuntimeError:  # the nursery is closed
-                crossing.end(_Abandoned(_EXITED))
-        if self.crossings and not self._is_watching:
+                run.end(_Abandoned(_EXITED))
+        if self.runs and not self._is_watching:
             self._is_watching = True
             self.nursery.start_soon(self._watch_loops)
 
     async def _watch_loops(self) -> None:
-        while self.crossings:
+        while self.runs:
             await trio.sleep(_LOOK_SECONDS)
-            for crossing in tuple(self.crossings):
-                crossing.end_if_abandoned()
+            for run in tuple(self.runs):
+                run.end_if_abandoned()
         self._is_watching = False
 
     def end(self) -> None:
@@ -476,25 +476,25 @@ class TrioThread(trio.abc.Instrument):
 
     async def run(self, function: Callable[..., Awaitable[_T]], *args: Any, **named: Any) -> _T:
         """Await a coroutine function of trio."""
-        crossing = self._started_crossing(partial(function, *args, **named))
-        await crossing.wait()
-        return crossing.value
+        run = self._start_run(partial(function, *args, **named))
+        await run.wait()
+        return run.value
 
     async def call(self, begin: BeginCall[_T], function: Callable[[], Awaitable[_T]]) -> _T:
         """Make a call that may need no task of trio. If `begin` returns None, await `function`."""
-        crossing = self._started_crossing(function, begin)
-        await crossing.wait()
-        return crossing.value
+        run = self._start_run(function, begin)
+        await run.wait()
+        return run.value
 
-    def _started_crossing(
+    def _start_run(
         self, begin: Callable[[], Awaitable[_T]], begin_call: BeginCall[_T] | None = None
-    ) -> Crossing[_T]:
+    ) -> TrioRun[_T]:
         if self.ended:  # first: after a fork there is no running loop either
             raise RuntimeError(self.ended)
-        gate = self.gate_of(asyncio.get_running_loop())
-        crossing = Crossing(self, gate, begin, begin_call)
-        gate.start(crossing)
-        return crossing
+        bridge = self.bridge_of(asyncio.get_running_loop())
+        run = TrioRun(self, bridge, begin, begin_call)
+        bridge.start(run)
+        return run
 
     @asynccontextmanager
     async def enter(self, opening: AbstractAsyncContextManager[_T]) -> AsyncIterator[_T]:
@@ -506,20 +506,20 @@ class TrioThread(trio.abc.Instrument):
         async def hold() -> None:
             nonlocal entered
             async with opening as entered:
-                crossing.tell()
+                run.tell()
                 await leaving.wait()
                 if failure is not None:
                     raise failure
 
-        crossing = self._started_crossing(hold)
-        await crossing.wait(told=True)
+        run = self._start_run(hold)
+        await run.wait(told=True)
         try:
             yield entered
         except Exception as error:
             failure = error
             self.post(leaving.set)
             try:
-                await crossing.wait()
+                await run.wait()
             except Exception as again:
                 if again is not error:
                     raise
@@ -527,27 +527,27 @@ class TrioThread(trio.abc.Instrument):
                 failure = None
             raise
         except BaseException as error:
-            crossing.cancel()
+            run.cancel()
             if isinstance(error, asyncio.CancelledError):
-                await crossing.wait(shielded=True)
+                await run.wait(shielded=True)
             raise
         else:
             self.post(leaving.set)
-            await crossing.wait()
+            await run.wait()
 
     def callbacks(self) -> Callable[[Callable[..., Any]], Callable[..., Awaitable[Any]]]:
         """Returns what makes a function of this task's event loop one for callers on trio. It runs in that
         loop, and may be a coroutine function. Functions among its arguments are those of trio."""
-        gate = self.gate_of(asyncio.get_running_loop())
+        bridge = self.bridge_of(asyncio.get_running_loop())
 
         def callback(function: Callable[..., Any]) -> Callable[..., Awaitable[Any]]:
-            async def visit(*args: Any, **named: Any) -> Any:
+            async def call_on_asyncio(*args: Any, **named: Any) -> Any:
                 if self.ended:
                     raise RuntimeError(self.ended)
                 given = [partial(self.run, each) if callable(each) else each for each in args]
-                return await Visit(gate, partial(function, *given, **named)).result()
+                return await AsyncioRun(bridge, partial(function, *given, **named)).result()
 
-            return visit
+            return call_on_asyncio
 
         return callback
 
@@ -577,13 +577,13 @@ class OnTrio:
         return callback
 
 
-Home = TrioThread | OnTrio
+TrioSide = TrioThread | OnTrio
 
 _lock = threading.Lock()
 _current: TrioThread | None = None
 
 
-def home() -> Home:
+def trio_side() -> TrioSide:
     """Where plugins of this task run. Starts the thread if this is a task of asyncio and there is none."""
     global _current
     if is_on_trio():

@@ -28,10 +28,10 @@ _LINKS = 40  # as many as the kernel follows
 _OWN_PROC_FILES = ("mountinfo", "cgroup", "uid_map", "gid_map", "ns/cgroup")
 _PROC_FOLDERS = ("sys",)
 
-_questions: Questions | None = None
+_asked: AskedFacts | None = None
 
 
-class Questions:
+class AskedFacts:
     """The questions of one decision, with their answers."""
 
     def __init__(self) -> None:
@@ -112,48 +112,48 @@ def _mode(found: facts.Place) -> int:
 
 
 @contextmanager
-def recording() -> Iterator[Questions]:
+def recording() -> Iterator[AskedFacts]:
     """Note every question until the end of the context. Contexts must not be nested."""
-    global _questions
-    assert _questions is None
-    _questions = Questions()
+    global _asked
+    assert _asked is None
+    _asked = AskedFacts()
     try:
-        yield _questions
+        yield _asked
     finally:
-        _questions = None
+        _asked = None
 
 
 def doubt(why: str) -> None:
     """Mark the decision as not storable, because a later launch could not repeat a question cheaply."""
-    if _questions is not None:
-        _questions.doubt = _questions.doubt or why
+    if _asked is not None:
+        _asked.doubt = _asked.doubt or why
 
 
 def note(path: str) -> None:
     """Note a path. For code that opens it step by step itself."""
-    if _questions is not None:
-        _questions.place(path if path.startswith("/") else os.path.join(os.getcwd(), path))
+    if _asked is not None:
+        _asked.place(path if path.startswith("/") else os.path.join(os.getcwd(), path))
 
 
 def note_identity(path: str) -> bool:
     """Note which file is at a path, for code that opens it itself and does not depend on its content. Returns
     whether there is one that can be seen."""
     found = facts.identity(path)
-    if _questions is not None:
-        _questions.identity(path, found)
+    if _asked is not None:
+        _asked.identity(path, found)
     return len(found) > 1
 
 
 def note_below(folder: int, name: str) -> None:
     """Note a name in an open folder."""
-    if _questions is not None:
-        _questions.place(os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name))
+    if _asked is not None:
+        _asked.place(os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name))
 
 
 def note_listing(path: str) -> None:
     """Note all entries of a folder, for code that lists it itself."""
-    if _questions is not None:
-        _questions.facts.listed[path] = facts.listing(path)
+    if _asked is not None:
+        _asked.facts.listed[path] = facts.listing(path)
 
 
 def lstat(path: str) -> os.stat_result:
@@ -178,8 +178,8 @@ def lexists(path: str) -> bool:
 
 def kernel_lexists(path: str) -> bool:
     """As lexists, for a name below /proc whose existence depends on how the kernel was built."""
-    if _questions is not None:
-        _questions.facts.places[path] = facts.place(path)
+    if _asked is not None:
+        _asked.facts.places[path] = facts.place(path)
     return os.path.lexists(path)
 
 
@@ -223,15 +223,15 @@ def scandir(path: str) -> os._ScandirIterator[str]:
 
 def access(path: str, mode: int, *, effective_ids: bool = False) -> bool:
     note(path)
-    if _questions is not None:
-        _questions.facts.access[path, mode, effective_ids] = facts.access(path, mode, effective_ids)
+    if _asked is not None:
+        _asked.facts.access[path, mode, effective_ids] = facts.access(path, mode, effective_ids)
     return os.access(path, mode, effective_ids=effective_ids)
 
 
 def getxattr(path: str, name: str) -> bytes:
     note(path)
-    if _questions is not None:
-        _questions.facts.attributes[path, name] = facts.attribute(path, name)
+    if _asked is not None:
+        _asked.facts.attributes[path, name] = facts.attribute(path, name)
     return os.getxattr(path, name)
 
 
@@ -244,33 +244,33 @@ def statvfs(path: str) -> os.statvfs_result:
 def note_content(path: str) -> None:
     """Note the content of a file, for code that reads it itself."""
     note(path)
-    if _questions is not None:
-        _questions.facts.contents[path] = facts.content(path)
+    if _asked is not None:
+        _asked.facts.contents[path] = facts.content(path)
 
 
 def note_alone(directory: str) -> None:
     """Note whether a cgroup has only processes of ours."""
-    if _questions is not None:
-        _questions.facts.alone[directory] = facts.is_alone(directory)
+    if _asked is not None:
+        _asked.facts.alone[directory] = facts.is_alone(directory)
 
 
 def home_of(who: int | str) -> str:
     """The home of an account that is not in /etc/passwd. Slow where NSS asks a directory server."""
     found = facts.home_of(who)
-    if _questions is not None:
-        _questions.facts.accounts[who] = found
+    if _asked is not None:
+        _asked.facts.accounts[who] = found
     return found
 
 
 class Environ:
     """Environment variables that are noted when they are read. Behaves as a Mapping."""
 
-    def __init__(self, environ: Mapping[str, str], questions: Questions) -> None:
+    def __init__(self, environ: Mapping[str, str], questions: AskedFacts) -> None:
         self._environ = environ
-        self._questions = questions
+        self._asked = questions
 
     def _noted(self, name: str) -> str:
-        self._questions.facts.variables[name] = facts.variable(self._environ.get(name))
+        self._asked.facts.variables[name] = facts.variable(self._environ.get(name))
         return name
 
     def __getitem__(self, name: str) -> str:
@@ -308,6 +308,6 @@ class Environ:
 
 def environment(environ: Mapping[str, str]) -> Mapping[str, str]:
     """The variables, which are noted when they are read."""
-    if _questions is None:
+    if _asked is None:
         return environ
-    return Environ(environ, _questions)  # type: ignore[return-value]  # it has all that a Mapping has
+    return Environ(environ, _asked)  # type: ignore[return-value]  # it has all that a Mapping has

@@ -6,7 +6,7 @@ import ast
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -137,8 +137,23 @@ def test_the_layout_is_that_of_the_tree() -> None:
 [_GLOSSARY] = re.findall(r"^## Glossary\n(.*?)^## ", ARCHITECTURE, re.MULTILINE | re.DOTALL)
 GLOSSARY = {
     word: [synonym.strip() for synonym in synonyms.split(",") if synonym.strip()]
-    for word, synonyms in re.findall(r"^\| ([\w' ]+?) \| .+ \|([^|]*)\|$", _GLOSSARY, re.MULTILINE)
+    for word, synonyms in re.findall(r"^\| ([\w' -]+?) \| .+ \|([^|]*)\|$", _GLOSSARY, re.MULTILINE)
     if word != "word"
+}
+# Words that had second meanings: where a module, a class or a function may be named after each.
+ROOMS = {
+    "worker": ("runner/fleet/", "runner/cli/serving/"),
+    "observer": ("sandbox/cell/observer.py", "sandbox/spawn/"),
+    "gateway": (
+        *("runner/gateway/", "runner/cli/serving/", "runner/contracts/mcp/"),
+        "runner/contracts/contract.py",  # what people should know about an entry that starts one
+        "runner/protocol/host_services.py",  # `Services.gateway`, which programs use
+    ),
+    "question": (
+        *("runner/gateway/", "runner/contracts/mcp/", "runner/serve/mounted.py"),
+        *("runner/protocol/rpc_reader.py", "sandbox/gate/dns.py"),
+    ),
+    "stand in": ("sandbox/paths/stand_in.py",),
 }
 # Words that make a sentence a riddle. Name the person, the program or the result instead.
 RIDDLES = ("whoever", 'answered "no"')
@@ -195,6 +210,38 @@ def test_docstrings_and_messages_use_the_words_of_the_glossary() -> None:
     assert {
         str(path.relative_to(ROOT)): found for path in modules if (found := _uses(_strings(path), words))
     } == {}
+
+
+def _named(path: Path) -> Iterator[str]:
+    """The names of a module, of its classes and of its functions, as words."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for name in (path.stem, *(node.name for node in nodes if isinstance(node, kinds))):
+        yield re.sub(r"(?<=[a-z])(?=[A-Z])|_+", " ", name).strip().lower()
+
+
+def _strangers(path: Path, name: str) -> list[str]:
+    """Names in this module that use a word of ROOMS in another room."""
+    return [
+        f"{name}: {said}"
+        for word, rooms in ROOMS.items()
+        if not name.startswith(rooms)
+        for said in _named(path)
+        if _uses(said.replace("api gateway", ""), [word])
+    ]
+
+
+def test_no_second_meaning_has_a_name(tmp_path: Path) -> None:
+    modules = [path for package in ("runner", "sandbox") for path in (ROOT / package).rglob("*.py")]
+    assert [each for path in modules for each in _strangers(path, str(path.relative_to(ROOT)))] == []
+    control = tmp_path / "pool.py"
+    control.write_text(
+        "class PoolWorker:\n    def make_stand_in(self): ...\n    def api_gateway(self): ...\n"
+    )
+    assert _strangers(control, "runner/session/pool.py") == [
+        *("runner/session/pool.py: pool worker", "runner/session/pool.py: make stand in")
+    ]
+    assert _strangers(control, "runner/fleet/pool.py") == ["runner/fleet/pool.py: make stand in"]
 
 
 def test_the_tour_has_twelve_files_that_exist_and_two_sentences_about_each() -> None:

@@ -195,7 +195,7 @@ STANDARD_LIBRARY_ONLY = (
     "sandbox.spawn.machine_code",
     "sandbox.spawn.reaper",
 )
-STAND_INS = ("sandbox.speed.",)
+LOOK_ALIKES = ("sandbox.speed.",)
 
 
 class Import(NamedTuple):
@@ -227,7 +227,7 @@ def _fault(imported: Import, modules: Mapping[str, Path]) -> str | None:
     source, top = imported.module, imported.target.partition(".")[0]
     if top in sys.stdlib_module_names:
         return None
-    if source in STANDARD_LIBRARY_ONLY and not imported.target.startswith(("sandbox.spawn.", *STAND_INS)):
+    if source in STANDARD_LIBRARY_ONLY and not imported.target.startswith(("sandbox.spawn.", *LOOK_ALIKES)):
         return f"{source} imports {imported.target}: it may use the standard library only"
     if top not in PACKAGES:
         return _third_party_fault(imported, top)
@@ -355,6 +355,40 @@ def test_every_name_in_these_lists_is_a_module() -> None:
     named += [pattern for use in MAY_IMPORT.values() for pattern in use.modules]
     named += [*FACES, *STANDARD_LIBRARY_ONLY]
     assert [name for name in named if not any(_matches(module, name) for module in modules)] == []
+
+
+def picture() -> str:
+    """LAYERS as a diagram: a node for each line, and each may import what is below it."""
+    lines = ["flowchart TD"]
+    for top, about in (("runner", "knows plugins"), ("sandbox", "knows Linux, and no plugin")):
+        rows = [", ".join(_short(entry) for entry in layer if _short(entry, top)) for layer in LAYERS]
+        nodes = [f'{top}{at}["{row}"]' for at, row in enumerate(filter(None, rows))]
+        lines += [f'    subgraph {top}["{top}: {about}"]', "        direction TB"]
+        lines += [f"        {node}" for node in nodes]
+        lines += [f"        {' --> '.join(f'{top}{at}' for at in range(len(nodes)))}", "    end"]
+    return "\n".join((*lines, "    runner --> sandbox", ""))
+
+
+def _short(entry: str, top: str = "") -> str:
+    """The name within its package; '' if it is none of `top`, or what starts or describes the package."""
+    package, _, name = entry.partition(".")
+    return "" if (top and package != top) or name == "__main__" else name.removesuffix(".*")
+
+
+def write_picture() -> None:
+    """Put the picture into docs/architecture.md: `python -m tests.test_layers` does."""
+    page = ROOT / "docs/architecture.md"
+    before, after = page.read_text().split(_BEFORE_PICTURE)
+    page.write_text(f"{before}{_BEFORE_PICTURE}{picture()}{after[after.index('```') :]}")
+
+
+_BEFORE_PICTURE = "is made from that list.\n\n```mermaid\n"
+
+
+def test_the_picture_of_the_layers_has_every_room() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    assert f"{_BEFORE_PICTURE}{picture()}```\n" in page, "run .venv/bin/python -m tests.test_layers"
+    assert '"cli"' in picture() and "sandbox.cell" not in picture() and '"cell"' in picture()
 
 
 def circles(root: Path) -> list[str]:
@@ -867,3 +901,7 @@ def test_importing_a_session_for_a_call_starts_no_process(code: str, starts: boo
     argv = [sys.executable, "-c", _STARTS.format(code)]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == ("['subprocess.Popen']\n" if starts else "[]\n"), done.stderr
+
+
+if __name__ == "__main__":
+    write_picture()

@@ -15,12 +15,13 @@ import pytest
 
 import runner
 from runner.cli import all_verbs
+from runner.cli.signing.package import ACTIONS
 from scripts.releasing import release
 from scripts.releasing.audit import audit, vulnerabilities
 from scripts.releasing.deb import SUITES, without_delegate_subgroup
 from scripts.releasing.distributions import NotReleasable
 from scripts.releasing.lock import LockError, Pin, read_lock
-from scripts.releasing.manual import man_page, output_of
+from scripts.releasing.manual import actions_of, man_page, output_of
 from scripts.releasing.sbom import sbom
 from tests.conftest import ROOT
 
@@ -220,16 +221,18 @@ def test_release_refuses_what_is_asked_wrongly_before_it_works(
 
 
 def test_man_pages_have_every_option_of_help() -> None:
-    text = output_of("package", "--help")
-    page = man_page("package", text, 0)
-    options = set(re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE))
+    actions = actions_of("package")
+    page = man_page("package", output_of("package", "--help"), 0, actions)
+    options = set(re.findall(r"^  (--[a-z-]+)", "".join(actions), re.MULTILINE))
+    for action in ACTIONS:
+        assert f'\n.SH "RUNNER PACKAGE {action.upper()}"\nrunner package {action} [' in page
     assert len(options) > 15
     shown = re.findall(r"^\\fB(?:\\-h, )?(\S+)", page, re.MULTILINE)
     assert options <= {each.replace("\\", "").removesuffix("fR") for each in shown}
     assert re.search(r"^\.TH RUNNER-PACKAGE 1 1970-01-01 ", page)
     # No text becomes a command of roff, and the page does not depend on who made it.
     assert {line.split()[0] for line in page.splitlines() if line[:1] in (".", "'")} <= {
-        *(".TH", ".SH", ".TP", ".PP", ".nf", ".fi")
+        *(".TH", ".SH", ".SS", ".TP", ".PP", ".nf", ".fi")
     }
     assert "$XDG_RUNTIME_DIR/runner/serve.sock for others" in page
     overview = man_page("", output_of("--help"), 0)

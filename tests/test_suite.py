@@ -508,7 +508,7 @@ def test_looks() -> None:
 
 
 @pytest.mark.needs("root")
-def test_what_people_have_is_hidden(tmp_path: Path) -> None:
+def test_the_store_of_people_is_hidden(tmp_path: Path) -> None:
     people = "mount --make-rprivate / && mount -t tmpfs none /var/lib && mkdir -p /var/lib/runner/store"
     script = f'{people} && "$@"; status=$?; find /var/lib/runner; exit "$status"'
     ended = []

@@ -59,7 +59,7 @@ from runner.protocol.host_services import (
 from runner.protocol.memory import EVENTS, Share
 from runner.session.backlog import Backlog
 from runner.session.pending import OnProgress as OnProgressOnTrio
-from runner.trio_thread import Home, home
+from runner.trio_thread import TrioSide, trio_side
 from sandbox.speed.value import NamedTuple
 
 __all__ = [
@@ -98,9 +98,9 @@ OnProgress = Callable[[Mapping[str, Any]], Awaitable[None] | None]
 class OpenPlugin:
     """A running plugin that can be called, from any event loop. Made by `open_plugin`."""
 
-    def __init__(self, opened: library.OpenPlugin, home: Home) -> None:
+    def __init__(self, opened: library.OpenPlugin, side: TrioSide) -> None:
         self._opened = opened
-        self._home = home
+        self._side = side
         self._waiting = Share(EVENTS)  # progress of all calls that waits for callbacks
 
     @property
@@ -153,36 +153,36 @@ class OpenPlugin:
         call = partial(self._opened.call, name, input, kind=kind, seconds=seconds, context=context)
         if on_progress is None:
             begin = partial(self._opened.begin_call, name, input, kind, seconds, context)
-            return await self._home.call(begin, call)
-        tell = self._home.callbacks()(on_progress)
-        return await self._home.run(call_with_progress, call, tell, self._waiting)
+            return await self._side.call(begin, call)
+        tell = self._side.callbacks()(on_progress)
+        return await self._side.run(call_with_progress, call, tell, self._waiting)
 
     async def list(self, what: str = "tools") -> Sequence[Mapping[str, Any]]:
         """List what the plugin exposes: "tools", and what else its contract can list, such as "prompts". Each
         entry is an object of the contract, with a name (resources: a uri)."""
-        return await self._home.run(self._opened.list, what)
+        return await self._side.run(self._opened.list, what)
 
     async def notify(self, method: str, params: Any = None) -> None:
         """Send a notification, which has no answer. Raises InvalidCall if the contract has no such method."""
-        await self._home.run(self._opened.notify, method, params)
+        await self._side.run(self._opened.notify, method, params)
 
     def events(self) -> AsyncIterator[Notice | Progress]:
         """The plugin's notifications and progress, until it ends. For one reader. Of unread events, at most
         256 and 32 MiB are held; further ones are dropped."""
-        return Reader(self._opened.events().__anext__, self._home)
+        return Reader(self._opened.events().__anext__, self._side)
 
 
 class Reader(AsyncIterator[_T]):
     """Reads an iterator of trio, one value at a time: what waits is bounded on trio's side."""
 
-    def __init__(self, read: Callable[[], Awaitable[_T]], home: Home) -> None:
+    def __init__(self, read: Callable[[], Awaitable[_T]], side: TrioSide) -> None:
         self._read = read
-        self._home = home
+        self._side = side
         self._unread: deque[_T] = deque()  # a value that came when its reader was cancelled
 
     async def __anext__(self) -> _T:
         if not self._unread:
-            await self._home.run(self._read_one)
+            await self._side.run(self._read_one)
         return self._unread.popleft()
 
     async def _read_one(self) -> None:
@@ -242,14 +242,14 @@ class Subscription(Reader[Snapshot]):
 
     def __init__(self, bus: library.SnapshotBus, topic: str) -> None:
         check_topic(topic)
-        super().__init__(lambda: anext(self._made[0]), home())
+        super().__init__(lambda: anext(self._made[0]), trio_side())
         self._made: list[TrioSubscription] = []
         # Before everything that this task does with plugins afterwards.
-        self._home.post(lambda: self._made.append(bus.subscribe(topic)))
+        self._side.post(lambda: self._made.append(bus.subscribe(topic)))
 
     def close(self) -> None:
         """Stop the subscription. Publications that are waiting can still be read."""
-        self._home.post(lambda: self._made[0].close())
+        self._side.post(lambda: self._made[0].close())
 
     def __enter__(self) -> Subscription:
         return self
@@ -288,12 +288,12 @@ class SnapshotBus:
 
     async def publish(self, topic: str, payload: bytes) -> int:
         """Publish as the host, and return the publication's version. Raises BusRefused."""
-        return await home().run(awaited(self.on_trio.publish), topic, payload)
+        return await trio_side().run(awaited(self.on_trio.publish), topic, payload)
 
     async def room(self, topic: str, publisher: Member | None = None) -> None:
         """Wait until the topic's subscribers have room for more, for 5 seconds at most. Code of the host that
         publishes much should: a subscriber for which too much waits is ended."""
-        await home().run(self.on_trio.room, topic, publisher)
+        await trio_side().run(self.on_trio.room, topic, publisher)
 
     def get(self, topic: str) -> Snapshot | None:
         """The last publication on the topic, or None."""
@@ -305,12 +305,12 @@ class SnapshotBus:
 
     async def forget(self, topic: str) -> None:
         """Drop the topic's value. Subscribers are not told."""
-        await home().run(awaited(self.on_trio.forget), topic)
+        await trio_side().run(awaited(self.on_trio.forget), topic)
 
     def register_action(self, name: str, handler: Callable[[bytes], Awaitable[bytes]]) -> None:
         """Let plugins invoke `name` (host/action/invoke): the handler gets the payload and returns one. It
         goes before a plugin's action of the same name. Raises ValueError if the name is taken."""
-        self.on_trio.register_action(name, home().callbacks()(handler))
+        self.on_trio.register_action(name, trio_side().callbacks()(handler))
 
 
 def awaited(function: Callable[..., _T]) -> Callable[..., Awaitable[_T]]:
@@ -341,21 +341,21 @@ class Services(NamedTuple):
 class _Service:
     """A service for callers on trio."""
 
-    def __init__(self, service: object, home: Home) -> None:
+    def __init__(self, service: object, side: TrioSide) -> None:
         self._service = service
-        self._callback = home.callbacks()
+        self._callback = side.callbacks()
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
         return self._callback(getattr(self._service, name))
 
 
-def services_on_trio(given: Services | None, home: Home) -> library.Services | None:
+def services_on_trio(given: Services | None, side: TrioSide) -> library.Services | None:
     if given is None:
         return None
     if not isinstance(given, Services):
         raise ValueError("services: it has to be a runner.aio.Services")
     found: dict[str, Any] = {
-        name: _Service(each, home) for name, each in given._asdict().items() if each is not None
+        name: _Service(each, side) for name, each in given._asdict().items() if each is not None
     }
     if given.bus is not None:
         found["bus"] = given.bus.on_trio
@@ -414,7 +414,7 @@ async def open_plugin(
     """Launch a plugin in its cage and wait until it is ready. It ends with the context. Takes and raises what
     `runner.open_plugin` does; `services` run on the event loop of this task."""
     secrets = hide_secrets(secrets)
-    here = home()
+    here = trio_side()
     opening = library.open_plugin(
         path,
         policy=policy,
@@ -449,7 +449,7 @@ async def run(
     """Open a plugin, call it once, and end it. Takes and raises what `open_plugin` and `call` do."""
     if "secrets" in opening:
         opening["secrets"] = hide_secrets(opening["secrets"])
-    here = home()
+    here = trio_side()
     given: Any = {**opening, "services": services_on_trio(opening.get("services"), here)}
     run = partial(library.run, path, name, input, kind=kind, seconds=seconds, context=context, **given)
     if on_progress is None:

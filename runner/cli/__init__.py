@@ -66,6 +66,8 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     },
 }
 VERBS = tuple(verb for verbs in GROUPS.values() for verb in verbs)
+# Verbs with actions, as `runner ctl drain`. Each module has the lines about its actions.
+WITH_ACTIONS = ("ctl", "binding", "package")
 # Verbs that end soon, or start a process that lives longer.
 _SHORT = ("exec", "run", "call", "tools", "learn", "check", "explain", "contracts", "doctor")
 # Of `runner exec`, which `runner --help` shows too.
@@ -257,6 +259,10 @@ def verb_parser(
             advice = getattr(module, "advice", None)
             told = _events_advice(message) or (advice(message) if advice is not None else "")
             told = told or _allow_advice(message) or f"try {self.prog} --help"
+            if self.prog != f"runner {verb}":
+                from runner.cli.shared.actions import usage_advice
+
+                told = usage_advice(self, message)
             from runner.cli.shared.text import say
             from sandbox.document.diagnostic import printable
 
@@ -322,10 +328,11 @@ def _help_width() -> int:
 
 
 def _run(verb: str, words: list[str]) -> int:
-    if words in (["--help"], ["-h"]):
+    if words[-1:] in (["--help"], ["-h"]) and len(words) <= 1 + (verb in WITH_ACTIONS):
         from runner.cli.shared.stored_help import help_of
 
-        sys.stdout.write(help_of(verb, _help_width(), lambda: verb_parser(verb).format_help()))
+        named = " ".join((verb, *words[:-1]))
+        sys.stdout.write(help_of(named, _help_width(), lambda: _make_help(verb, words)))
         sys.stdout.flush()  # here, where it is told that a disk is full
         return 0
     if any(word.startswith("oci://") for word in words) and verb not in ("package", "install"):
@@ -365,24 +372,39 @@ def _run(verb: str, words: list[str]) -> int:
         at = words.index("--")
         args = _of_command(module, verb, words[:at]) or parser.parse_args(words[:at])
         args.arguments = words[at + 1 :]
-    elif getattr(module, "MIXES_ARGUMENTS", False):
-        args = parser.parse_intermixed_args(words)
     else:
-        args = parser.parse_args(words)
+        args = _parse(verb, parser, words)
     args.words = words
     args.host_environ = given
     return module.run(args)
 
 
+def _make_help(verb: str, words: Sequence[str]) -> str:
+    """`words`: an action if the verb has some, then --help."""
+    if len(words) == 1:
+        return verb_parser(verb).format_help()
+    from runner.cli.shared.actions import action_help
+
+    return action_help(verb_parser(verb), words[0])
+
+
+def _parse(verb: str, parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    if verb in WITH_ACTIONS:
+        from runner.cli.shared.actions import parse_action
+
+        return parse_action(parser, words)
+    if getattr(verb_module(verb), "MIXES_ARGUMENTS", False):
+        return parser.parse_intermixed_args(words)
+    return parser.parse_args(words)
+
+
 def _localize(verb: str, words: list[str]) -> list[str] | int:
     """The words with folders in place of references to packages in registries. Returns the exit status if one
     cannot be had."""
-    module, options = verb_module(verb), words[: words.index("--")] if "--" in words else words
+    options = words[: words.index("--")] if "--" in words else words
     if is_via(words) or not any(word.startswith("oci://") for word in options):
         return words
-    parser = verb_parser(verb)
-    mixes = getattr(module, "MIXES_ARGUMENTS", False)
-    args = parser.parse_intermixed_args(options) if mixes else parser.parse_args(options)
+    args = _parse(verb, verb_parser(verb), options)
     from runner.cli.shared.registry import localize, say_fault, status_of
     from runner.outcome import EXEC_REFUSED
     from runner.package.fault import PackageFault

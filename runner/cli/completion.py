@@ -7,11 +7,13 @@ be had from it only with functions written by hand for each shell, which would b
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from typing import TYPE_CHECKING
 
-from runner.cli import all_verbs, verb_help, verb_parser
+from runner.cli import WITH_ACTIONS, all_verbs, verb_help, verb_parser
+from runner.cli.shared.actions import actions_of
 from runner.contracts.registry import contract_names, contract_options
 from sandbox.policy.load import policy_names
 from sandbox.policy.policy import LIMIT_NAMES
@@ -88,12 +90,25 @@ class _Option(NamedTuple):
     servers: bool = False  # its value is one of the manifest's servers
 
 
-def _options(verb: str) -> list[_Option]:
+@functools.cache
+def _parser(command: str) -> argparse.ArgumentParser:
+    verb, _, action = command.partition(" ")
+    return actions_of(_parser(verb))[action] if action else verb_parser(verb)
+
+
+def _commands() -> list[str]:
+    """Every action with its verb, then every verb."""
+    actions = [f"{verb} {action}" for verb in WITH_ACTIONS for action in actions_of(_parser(verb))]
+    return [*actions, *all_verbs()]
+
+
+def _options(command: str) -> list[_Option]:
     import argparse
 
     found = []
+    verb = command.partition(" ")[0]
     files = {*_FILES, *(flag for flag, option in contract_options(verb).items() if option.names_file)}
-    parser = verb_parser(verb)
+    parser = _parser(command)
     for action in parser._actions:
         if action.help == argparse.SUPPRESS:
             continue
@@ -124,9 +139,9 @@ def _values(option: str) -> tuple[str, ...]:
     return ()
 
 
-def _operands(verb: str) -> tuple[tuple[str, ...], bool]:
-    """What a verb takes besides options: words to choose from, and whether it takes files."""
-    operands = [action for action in verb_parser(verb)._actions if not action.option_strings]
+def _operands(command: str) -> tuple[tuple[str, ...], bool]:
+    """What it takes besides options: words to choose from, and whether it takes files."""
+    operands = [action for action in _parser(command)._actions if not action.option_strings]
     if any(action.dest == "contract" for action in operands):
         return contract_names(), len(operands) > 1
     choices = tuple(str(choice) for action in operands for choice in action.choices or ())
@@ -138,21 +153,21 @@ def _operands(verb: str) -> tuple[tuple[str, ...], bool]:
 
 def _bash() -> str:
     cases: list[str] = []
-    for verb in all_verbs():
-        for option in _options(verb):
+    for command in (commands := _commands()):
+        for option in _options(command):
             if option.servers:
-                cases.append(f'    "{verb} {option.name}") names=servers ;;')
+                cases.append(f'    "{command} {option.name}") names=servers ;;')
             elif option.takes_value:
-                cases.append(_case(f'"{verb} {option.name}"', option.words, option.files))
-    for verb in all_verbs():
-        words, files = _operands(verb)
-        cases.append(_case(f'"{verb} "*', (*(option.name for option in _options(verb)), *words), files))
+                cases.append(_case(f'"{command} {option.name}"', option.words, option.files))
+    for command in commands:
+        words, files = _operands(command)
+        cases.append(_case(f'"{command} "*', (*(option.name for option in _options(command)), *words), files))
     return "\n".join(
         (
             "# bash completion for runner",
             "_runner() {",
             '  local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" words="" files=""',
-            '  local names="" each quoted at',
+            '  local names="" each quoted at verb="${COMP_WORDS[1]}"',
             "  # bash takes the = of --server=NAME for a word.",
             '  if [[ "$word" == = ]]; then word=""',
             '  elif [[ "$before" == = ]]; then before="${COMP_WORDS[COMP_CWORD-2]}"; fi',
@@ -164,9 +179,12 @@ def _bash() -> str:
             "      return",
             "    fi",
             "  done",
+            f'  if ((COMP_CWORD > 2)) && [[ " {" ".join(WITH_ACTIONS)} " == *" $verb "* ]]; then',
+            '    verb+=" ${COMP_WORDS[2]}"',
+            "  fi",
             "  if ((COMP_CWORD == 1)); then",
             f'    words="{" ".join(all_verbs())} --help --version"',
-            '  else case "${COMP_WORDS[1]} $before" in',
+            '  else case "$verb $before" in',
             *cases,
             "  esac; fi",
             '  if [[ ! $names && "${COMP_WORDS[1]}" == call && "$word" != -* ]]; then names=tools; fi',
@@ -206,18 +224,18 @@ def _case(pattern: str, words: tuple[str, ...], files: bool) -> str:
 def _zsh() -> str:
     values: list[str] = []
     verbs: list[str] = []
-    for verb in all_verbs():
-        options = _options(verb)
+    for command in _commands():
+        options = _options(command)
         for option in options:
             if option.takes_value:
-                values.append(f"    '{verb} {option.name}') {_zsh_values(option)}; return ;;")
-        words, files = _operands(verb)
+                values.append(f"    '{command} {option.name}') {_zsh_values(option)}; return ;;")
+        words, files = _operands(command)
         told = " ".join(_described(option.name, option.about) for option in options)
         operands = [f"compadd -- {' '.join(words)}"] if words else []
-        operands += [_zsh_names("tools")] if verb == "call" else []
+        operands += [_zsh_names("tools")] if command == "call" else []
         operands += ["_files"] if files else []
         verbs += [
-            f"    {verb})",
+            f"    {_zsh_pattern(command)})",
             f"      told=({told})",
             "      if [[ $PREFIX == -* ]]; then _describe -o option told",
             f"      else {'; '.join(operands) or ':'}; fi ;;",
@@ -235,10 +253,14 @@ def _zsh() -> str:
             "  if (( CURRENT == 2 )); then",
             f"    told=({names}); _describe verb told; return",
             "  fi",
-            '  case "${words[2]} ${words[CURRENT - 1]}" in',
+            '  local verb="${words[2]}"',
+            f'  if (( CURRENT > 3 )) && [[ " {" ".join(WITH_ACTIONS)} " == *" $verb "* ]]; then',
+            '    verb+=" ${words[3]}"',
+            "  fi",
+            '  case "$verb ${words[CURRENT - 1]}" in',
             *values,
             "  esac",
-            '  case "${words[2]}" in',
+            '  case "$verb" in',
             *verbs,
             "  esac",
             "}",
@@ -251,6 +273,10 @@ def _zsh() -> str:
             "",
         )
     )
+
+
+def _zsh_pattern(command: str) -> str:
+    return f"{command}|'{command} '*" if command in WITH_ACTIONS else _quoted(command)
 
 
 def _zsh_values(option: _Option) -> str:
@@ -294,11 +320,18 @@ def _fish() -> str:
     for verb in all_verbs():
         about = _fish_quoted(verb_help(verb))
         lines.append(f"complete -c runner -n __fish_use_subcommand -a {verb} -d {about}")
-        condition = f"'__fish_seen_subcommand_from {verb}'"
-        words, files = _operands(verb)
+    for command in _commands():
+        verb, _, action = command.partition(" ")
+        words, files = _operands(command)
+        seen = f"__fish_seen_subcommand_from {verb}"
+        if action:
+            seen += f"; and __fish_seen_subcommand_from {action}"
+        elif verb in WITH_ACTIONS:
+            seen += f"; and not __fish_seen_subcommand_from {' '.join(words)}"
+        condition = f"'{seen}'"
         if not files:
             lines.append(f"complete -c runner -n {condition} -f")
-        for option in _options(verb):
+        for option in _options(command):
             # -r: the next word is its value, -x: and no file.
             kind = "" if not option.takes_value else " -r" if option.files else " -x"
             values = f" -a '{' '.join(option.words)}'" if option.words else ""
@@ -306,8 +339,10 @@ def _fish() -> str:
                 values = " -a '(__runner_servers)'"
             about = f" -d {_fish_quoted(option.about)}" if option.about else ""
             lines.append(f"complete -c runner -n {condition} -l {option.name[2:]}{kind}{values}{about}")
+        actions = actions_of(_parser(command))
         for word in (*words, *(["'(__runner_tools)'"] if verb == "call" else [])):
-            lines.append(f"complete -c runner -n {condition} -a {word}")
+            about = f" -d {_fish_quoted(actions[word].description or '')}" if word in actions else ""
+            lines.append(f"complete -c runner -n {condition} -a {word}{about}")
     return "\n".join(lines) + "\n"
 
 

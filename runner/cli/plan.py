@@ -121,7 +121,7 @@ def _exec_options(words: list[str]) -> LaunchRequest | None:
     return None if args is None else request_of(deciding_words(args), words[at + 1 :], os.environ)
 
 
-def _store(planned: Planned, asked: look.Questions, request: LaunchRequest | None) -> _StoredFile:
+def _store(planned: Planned, asked: look.AskedFacts, request: LaunchRequest | None) -> _StoredFile:
     folder = cache.directory()
     if folder is None:
         off = os.environ.get("RUNNER_CACHE", "").lower() == "off"

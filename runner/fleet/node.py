@@ -22,8 +22,8 @@ import trio
 from runner import __version__
 from runner.fleet.connection import FleetAddress, connect
 from runner.fleet.crossing import AsyncioThread, end_tasks, open_asyncio_thread
-from runner.fleet.shelf import RosterShelf
 from runner.fleet.worker import FleetWorker, WorkerOptions
+from runner.fleet.worker_plugins import RosterPlugins
 from runner.ledger.retry import Schedule
 from runner.lifecycle.supervisor import Supervisor, open_supervisor
 from runner.outcome import EXIT
@@ -65,10 +65,16 @@ class Node:
     ) -> None:
         self._options, self._thread, self._environ, self._say = options, thread, environ, say
         self._roster = Roster(
-            *(supervisor, None, options.config, options.policy, options.settings, environ, say),
+            supervisor=supervisor,
+            ledger=None,
+            paths=options.config,
+            policy=options.policy,
+            settings=options.settings,
+            environ=environ,
+            say=say,
             names=os.path.join(os.path.dirname(state_root(environ)), _NAMES),
         )
-        self._shelf = RosterShelf(supervisor, self._roster, say)
+        self._own_plugins = RosterPlugins(supervisor, self._roster, say)
         self._supervisor = supervisor
         self._notifier = Notifier(environ)
         self._end = trio.Event()
@@ -110,7 +116,7 @@ class Node:
             worker.refresh()
 
         def ready() -> None:
-            self._notifier.send("READY=1", f"STATUS={len(self._shelf.offers())} plugins")
+            self._notifier.send("READY=1", f"STATUS={len(self._own_plugins.offers())} plugins")
 
         name = f"runner worker {self._options.name}"
         options = WorkerOptions(
@@ -119,7 +125,7 @@ class Node:
         async with connect(
             self._options.address, name, on_lost=lost, on_back=back, say=self._say, stays=True
         ) as bus:
-            worker = self._worker = FleetWorker(bus, self._thread, self._shelf, options, self._say)
+            worker = self._worker = FleetWorker(bus, self._thread, self._own_plugins, options, self._say)
             worker.remark = self._remark()
             end = asyncio.ensure_future(asked.wait())
             relaying = asyncio.ensure_future(self._thread.on_trio(relay))
@@ -157,7 +163,7 @@ class Node:
     async def _reload(self) -> None:
         try:
             await self._roster.reload()
-            await self._shelf.reload()
+            await self._own_plugins.reload()
         except Exception as error:  # noqa: BLE001 -- a bug; the plugins stay as they are
             self._say(f"internal: the configuration was not read: {type(error).__name__}: {error}")
         self._refresh()
@@ -175,7 +181,7 @@ class Node:
     async def _follow_news(self) -> None:
         with closing(self._supervisor.subscribe()) as news:
             async for _ in news:
-                self._shelf.look()
+                self._own_plugins.look()
                 self._refresh()
 
     async def _follow_changes(self, watch: Watch) -> None:

@@ -29,8 +29,8 @@ from runner.fleet.crossing import AsyncioThread, CancelledOnTrio, end_tasks
 from runner.fleet.entries import FleetLedger, Held, LedgerEntry, LedgerFull, is_disk_full
 from runner.fleet.messages import BadMessage, FleetCall, decode_call
 from runner.fleet.shares import DEAD, LEDGER, FleetShares, SharedRoom
-from runner.fleet.shelf import Hold, Offer, Performed, PluginShelf, repeat_of
 from runner.fleet.streams import consumer_config, read_bucket, require_streams
+from runner.fleet.worker_plugins import Hold, Offer, Performed, WorkerPlugins, repeat_of
 from runner.ledger.retry import Schedule, next_try
 from runner.ledger.rows import digest
 from runner.lifecycle.exceptions import Unavailable, UnknownPlugin
@@ -121,12 +121,12 @@ class FleetWorker:
         self,
         bus: Connected,
         thread: AsyncioThread,
-        shelf: PluginShelf,
+        own_plugins: WorkerPlugins,
         options: WorkerOptions,
         say: Callable[[str], None],
     ) -> None:
         self._nc, self._js, self._address = bus
-        self._thread, self._shelf, self._options, self._say = thread, shelf, options, say
+        self._thread, self._own_plugins, self._options, self._say = thread, own_plugins, options, say
         self._alerts = Alerts(say, time.monotonic)
         self._ledger = FleetLedger(self._js)
         self._shares = FleetShares(self._js)
@@ -202,7 +202,7 @@ class FleetWorker:
 
     def refresh(self) -> None:
         """What may run here may have changed."""
-        self._offers = {each.digest: each for each in self._shelf.offers()}
+        self._offers = {each.digest: each for each in self._own_plugins.offers()}
         self._changed.set()
         self._due.set()
 
@@ -320,7 +320,7 @@ class FleetWorker:
 
     def _held(self) -> dict[str, tuple[str, str]]:
         """Of the plugins here that do not run: by whom or how they are held, and why. By digest."""
-        found: dict[str, tuple[str, str]] = dict(self._shelf.holds())
+        found: dict[str, tuple[str, str]] = dict(self._own_plugins.holds())
         for name, why in self._flags.items():
             if name.startswith("quarantine."):
                 found[name.partition(".")[2]] = "operator", why or "quarantined"
@@ -426,9 +426,9 @@ class FleetWorker:
             if offer is None:
                 raise UnknownPlugin(mark)
             if what == "logs":
-                told = {"text": await self._thread.on_trio(self._shelf.logs, offer)}
+                told = {"text": await self._thread.on_trio(self._own_plugins.logs, offer)}
             else:
-                state = await self._thread.on_trio(self._shelf.reset, offer)
+                state = await self._thread.on_trio(self._own_plugins.reset, offer)
                 if (why := self._flags.get(f"quarantine.{mark}")) is not None:
                     state = f"{state}, and held by an operator until runner ctl release: {why}"
                 told = {"state": state}
@@ -531,7 +531,7 @@ class FleetWorker:
 
     async def _tell_holds(self) -> None:
         """Before it unsubscribes: who finds nobody then looks why."""
-        before, now = self._told_holds, self._shelf.holds()
+        before, now = self._told_holds, self._own_plugins.holds()
         if before == now:
             return
         self._told_holds = now
@@ -682,7 +682,7 @@ class FleetWorker:
                 await trio.sleep_forever()  # the cancellation is on its way
 
         running.inner = loop.create_task(
-            self._thread.on_trio(self._shelf.perform, offer, call, user, attempt, on_progress, on_ask)
+            self._thread.on_trio(self._own_plugins.perform, offer, call, user, attempt, on_progress, on_ask)
         )
         if running.ended_by is not None:
             running.inner.cancel()
@@ -740,7 +740,7 @@ class FleetWorker:
             "kind": call.kind or "",
             "worker": self._options.name,
             "attempt": attempt,
-            "effect": self._shelf.effect(offer, call.tool),
+            "effect": self._own_plugins.effect(offer, call.tool),
             "began": began,
             "ended": self._clock.now(),
             "code": done.outcome.code,
@@ -862,7 +862,7 @@ class FleetWorker:
             done = await self._perform(running, user, call, offer, attempt)
         self._counts["done"] += 1
         if running.ended_by is _DRAINED:
-            if not done.asked or repeat_of(self._shelf, offer, call.tool) == "again":
+            if not done.asked or repeat_of(self._own_plugins, offer, call.tool) == "again":
                 await self._release(running, user, call, held, 0.0)
                 return
             done = self._unknown(call, "the worker ended while the call ran")
@@ -928,7 +928,7 @@ class FleetWorker:
                 await self._later(running, names.BEAT_SECONDS)
                 return None
             # It had begun, and the worker that began it is gone.
-            if repeat_of(self._shelf, offer, call.tool) == "again" and attempt <= names.MOST_ATTEMPTS:
+            if repeat_of(self._own_plugins, offer, call.tool) == "again" and attempt <= names.MOST_ATTEMPTS:
                 continue
             lost = f"the worker {found.entry.worker} was lost while the call ran"
             await self._end(running, user, call, offer, found, self._unknown(call, lost))

@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from runner.gateway.making import GatewayCall, Made, Maker, OnProgress, failed
+from runner.gateway.calls import GatewayCall, Made, Maker, OnProgress, failed
 from runner.ledger.rows import digest
 from runner.outcome import Outcome
 

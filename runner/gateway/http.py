@@ -22,8 +22,8 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPDeprecationWarning
 
 from runner.approvals.tools import ToolRecord, tools_folder
+from runner.gateway.calls import GatewayCall, Made, Maker, OnProgress, failed
 from runner.gateway.catalogue import Catalogue
-from runner.gateway.making import GatewayCall, Made, Maker, OnProgress, failed
 from runner.gateway.questions import ClientQuestions
 from runner.gateway.remote import RemoteSource
 from runner.gateway.server import ClientGateway
@@ -100,7 +100,15 @@ class LedgerMaker:
     async def make(self, call: GatewayCall, on_progress: OnProgress | None) -> Made:
         number, started = f"call_{secrets.token_hex(12)}", time.time()
         input_digest = await off_loop_if_large(digest, call.input)
-        given = Accepted(*(number, call.plugin, call.name, call.kind, call.caller, input_digest), asked=True)
+        given = Accepted(
+            id=number,
+            plugin=call.plugin,
+            tool=call.name,
+            kind=call.kind,
+            caller=call.caller,
+            input=input_digest,
+            asked=True,
+        )
         try:
             await self._ledger.accept(given)
         except LedgerUnusable as unusable:

@@ -18,7 +18,7 @@ import trio
 from runner import __version__
 from runner.approvals.tools import remote_identity
 from runner.exceptions import PluginFailure
-from runner.gateway.making import GatewayCall, Made, Maker, OnProgress, failed
+from runner.gateway.calls import GatewayCall, Made, Maker, OnProgress, failed
 from runner.gateway.settings import RemoteSettings
 from runner.gateway.tool_source import Lists
 from runner.gateway.translate import LISTS, content_result

@@ -26,8 +26,8 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from runner import __version__
+from runner.gateway.calls import GatewayCall, Made, Maker, failed
 from runner.gateway.catalogue import Catalogue, KnownSource
-from runner.gateway.making import GatewayCall, Made, Maker, failed
 from runner.gateway.names import public_uri, split_uri
 from runner.gateway.questions import ClientQuestions, ClientRequest, Context, Waiting
 from runner.gateway.rate import RateLimit

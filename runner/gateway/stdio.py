@@ -14,8 +14,8 @@ from mcp.shared.exceptions import MCPDeprecationWarning
 
 from runner.approvals.tools import ToolRecord, tools_folder
 from runner.gateway.audit import AuditedMaker
+from runner.gateway.calls import Maker, SupervisedMaker
 from runner.gateway.catalogue import Catalogue, KnownSource
-from runner.gateway.making import Maker, SupervisedMaker
 from runner.gateway.options import StdioOptions
 from runner.gateway.questions import ClientQuestions, Context
 from runner.gateway.remote import RemoteSource
@@ -107,7 +107,12 @@ class StdioGateway:
             for remote in self._remotes:
                 remote.maker = self._audited(remote)
             self._gateway = ClientGateway(
-                *(catalogue, maker, self._questions, self._options.client, self._settings, nursery)
+                catalogue=catalogue,
+                maker=maker,
+                questions=self._questions,
+                client=self._options.client,
+                settings=self._settings,
+                nursery=nursery,
             )
             self._gateway.on_first = self._load
             self._telling = telling = Telling(self._environ, self._plugin, self._say, self._gateway.tell)
@@ -165,7 +170,13 @@ class StdioGateway:
     def _make_roster(self, supervisor: Supervisor) -> Roster:
         policy = self._options.policy or self._settings.policy
         return Roster(
-            *(supervisor, None, self._options.config, policy, None, self._environ, self._say),
+            supervisor=supervisor,
+            ledger=None,
+            paths=self._options.config,
+            policy=policy,
+            settings=None,
+            environ=self._environ,
+            say=self._say,
             chosen=self._is_chosen,
             services=self._services,
             names=str(tools_folder(self._environ).parent / _NAMES),

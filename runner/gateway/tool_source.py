@@ -13,7 +13,7 @@ import trio
 from runner.approvals.tools import identity_of
 from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError
-from runner.gateway.making import Maker
+from runner.gateway.calls import Maker
 from runner.gateway.translate import LISTS, command_result, content_result, value_result
 from runner.lifecycle.spec import Status
 from runner.lifecycle.supervisor import Supervisor

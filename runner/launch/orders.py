@@ -115,7 +115,7 @@ def watch_caller() -> Iterator[int | None]:
     """A descriptor that becomes readable when the process that started us has ended.
 
     The parent-death signal would be wrong: it follows the thread that forked us, and hosts start processes
-    from worker threads that end while the host lives on.
+    from threads that end while the host lives on.
     """
     parent = os.getppid()
     fd = None  # None if the parent is outside of our pid namespace

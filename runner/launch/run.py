@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Called with a plan that was just made, with its sources held open and the questions it rests on, before
 # anything on the machine is changed.
-SeePlanned = Callable[[Planned, Sources, look.Questions | None], None]
+SeePlanned = Callable[[Planned, Sources, look.AskedFacts | None], None]
 
 
 def run(
@@ -60,7 +60,7 @@ def run_steps(
 ) -> Steps[Ended]:
     """`run`, step by step. `releases`: the cell is parked until they let the plugin start."""
     watch = Stopwatch()
-    asked: look.Questions | None = None
+    asked: look.AskedFacts | None = None
     stage: Stage | None = None
     with ExitStack() as stack:
         sources = Sources()

@@ -84,8 +84,8 @@ def start(
             from sandbox.cell.egress import GateMeter
 
             meters.append(GateMeter(cell.gate))
-        if cell.questions is not None:
-            meters.append(cell.questions)
+        if cell.lookups is not None:
+            meters.append(cell.lookups)
         if cell.observer is not None:
             meters.append(cell.observer)
         if cgroup is not None and limits.memory is not None:

@@ -349,7 +349,11 @@ class LedgerFile(SqliteFile):
             "SELECT IFNULL(MAX(attempt), 0) FROM invocations WHERE delivery = ?", (delivery.id,)
         ).fetchone()
         row = DeliveryRow(
-            *(delivery.id, delivery.plugin, delivery.hook, delivery.event, delivery.context),
+            id=delivery.id,
+            plugin=delivery.plugin,
+            hook=delivery.hook,
+            event=delivery.event,
+            context=delivery.context,
             state="queued",
             attempt=made,
             round=made,
@@ -390,7 +394,11 @@ class LedgerFile(SqliteFile):
             self.enqueue(
                 Delivery(
                     hook_id(event.id, plugin, hook, named=bool(event.plugin)),
-                    *(plugin, hook, event.event, event.context, event.poster),
+                    plugin=plugin,
+                    hook=hook,
+                    event=event.event,
+                    context=event.context,
+                    poster=event.poster,
                 )
             )
             for plugin, hook in hooks

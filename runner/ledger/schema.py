@@ -93,15 +93,28 @@ _SECOND = (
         PRIMARY KEY (room, owner, plugin)
     ) WITHOUT ROWID""",
     *_counted(
-        *("invocations", "keys", "caller", _KEPT_KEY),
-        *("({0}.key IS NOT NULL AND {0}.repeated_by IS NULL)", "repeated_by"),
+        table="invocations",
+        room="keys",
+        owner="caller",
+        size=_KEPT_KEY,
+        counts="({0}.key IS NOT NULL AND {0}.repeated_by IS NULL)",
+        changes="repeated_by",
     ),
     *_counted(
-        *("invocations", "calls", "caller", _ENDED_CALL),
-        *("({0}.ended IS NOT NULL)", "ended, record, answer"),
+        table="invocations",
+        room="calls",
+        owner="caller",
+        size=_ENDED_CALL,
+        counts="({0}.ended IS NOT NULL)",
+        changes="ended, record, answer",
     ),
     *_counted(
-        *("deliveries", "waiting", "poster", _WAITS, "({0}.state IN ('queued', 'running'))", "state"),
+        table="deliveries",
+        room="waiting",
+        owner="poster",
+        size=_WAITS,
+        counts="({0}.state IN ('queued', 'running'))",
+        changes="state",
     ),
     *_counted("deliveries", "ended", "poster", _WAITS, "({0}.state IN ('acked', 'dead'))", "state"),
 )

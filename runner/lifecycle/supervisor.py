@@ -68,7 +68,8 @@ class Supervisor:
         if spec.name in self._plugins:
             raise ValueError(f"name: there is a plugin {spec.name!r} already; use `replace`")
         added = SupervisedPlugin(
-            *(spec, self._nursery),
+            spec=spec,
+            nursery=self._nursery,
             jitter=self._jitter,
             clock=self._clock,
             tell=self._tell,

@@ -195,8 +195,8 @@ class SnapshotBus:
 
     async def room(self, topic: str, publisher: Member | None = None) -> None:
         """Wait until the topic's subscribers have room for more. Each bounds the wait: a plugin that keeps
-        publishers for too long is ended (session/arrears.py). Plugins that publish wait here. Code of the
-        host that publishes much should: a subscriber for which too much waits is ended."""
+        publishers for too long is ended (session/subscriber_lag.py). Plugins that publish wait here. Code of
+        the host that publishes much should: a subscriber for which too much waits is ended."""
         for reader in tuple(self._readers.get(topic, ())):
             if reader is not publisher:
                 await reader.room()

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from runner.protocol.dialect import HandshakeFault
 from runner.protocol.framing import Framing
-from runner.protocol.observer import Heard, Observer, Question, Verdict
+from runner.protocol.rpc_reader import Heard, RpcReader, Statement, Verdict
 
 
 class Inspector(Protocol):
@@ -58,26 +58,26 @@ class HandshakeInspector:
 
     handshake_is_raisable = False
 
-    def __init__(self, observer: Observer, handshake: str) -> None:
-        self._observer = observer
+    def __init__(self, reader: RpcReader, handshake: str) -> None:
+        self._reader = reader
         self._handshake = handshake
         self.handshaken = False
         self.awaiting = False
 
     @property
     def strays(self) -> Mapping[str, int]:
-        return self._observer.strays
+        return self._reader.strays
 
     def host_frame(self, raw: bytes | None) -> None:
-        for asked in self._observer.host(raw):
-            if asked.method == self._handshake and asked.is_question and not self.handshaken:
+        for asked in self._reader.host(raw):
+            if asked.method == self._handshake and asked.is_request and not self.handshaken:
                 self.awaiting = True
 
     def plugin_frame(self, raw: bytes) -> Verdict:
-        return self._observer.plugin(raw, self._fault_of)
+        return self._reader.plugin(raw, self._fault_of)
 
     def _fault_of(self, heard: Heard) -> Verdict:
-        if isinstance(heard, Question):
+        if isinstance(heard, Statement):
             return self._asked(heard)
         if heard.method != self._handshake:
             return None
@@ -95,6 +95,6 @@ class HandshakeInspector:
         """The plugin's answer to the handshake. Raises HandshakeFault."""
         raise NotImplementedError
 
-    def _asked(self, question: Question) -> Verdict:
+    def _asked(self, question: Statement) -> Verdict:
         """The verdict about a request or a notification of the plugin."""
         return None

@@ -7,7 +7,7 @@ $ref, …), the others to schemas applied to its members. Walking a value along 
 object is applied.
 
 Why the steps are counted. jsonschema-rs has no limit of its own on steps or time, and a check that runs
-cannot be interrupted: it holds its thread. A worker process could be killed, but every call would have to
+cannot be interrupted: it holds its thread. A process apart could be killed, but every call would have to
 send it the value, and it would need the bounds on depth all the same: a stack overflow ends a process.
 Bounds on size and depth alone do not hold: a schema of 77 objects can take 4^15 steps for the value "a" (see
 `doubling` in tests/runner/protocol/test_schema.py).

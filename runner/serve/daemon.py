@@ -129,7 +129,13 @@ class Daemon:
             self._roster = options.backend.roster(supervisor, environ, say)
         else:
             self._roster = Roster(
-                *(supervisor, ledger, options.config, options.policy, options.settings, environ, say),
+                supervisor=supervisor,
+                ledger=ledger,
+                paths=options.config,
+                policy=options.policy,
+                settings=options.settings,
+                environ=environ,
+                say=say,
                 names=os.path.join(folder, _NAMES),
                 holds=holds,
             )
@@ -142,7 +148,12 @@ class Daemon:
         self._running = None if control is None else self._run_bindings(control)
         target_of = None if self._running is None else self._running.target_of
         self._deliveries = Deliveries(
-            *(supervisor, ledger, self._metrics, self._roster.context_keys, target_of, self._alerts)
+            supervisor=supervisor,
+            ledger=ledger,
+            metrics=self._metrics,
+            context_keys=self._roster.context_keys,
+            target_of=target_of,
+            alerts=self._alerts,
         )
         if control is not None and self._running is not None:
             from runner.serve.control.invoking import RunningRoutes
@@ -154,8 +165,12 @@ class Daemon:
         from runner.serve.control.running import RunningBindings
 
         running = RunningBindings(
-            *(self._supervisor, control.database, lambda: control.settings),
-            *(self._options.policy, self._environ, self._ledger),
+            supervisor=self._supervisor,
+            database=control.database,
+            settings=lambda: control.settings,
+            policy=self._options.policy,
+            environ=self._environ,
+            ledger=self._ledger,
         )
         control.listeners.append(lambda subject, name: running.wake())
         return running
@@ -164,8 +179,18 @@ class Daemon:
         """Serve until a signal or a request says to end."""
         page = Page(self._sessions, self.board, tuple(self._urls()), self._began_session)
         routes = Routes(
-            *(self._supervisor, self._ledger, self._desk, self._deliveries, self._roster, self._metrics),
-            *(page, self._drain, self._reload, self._say, self._alerts, self._mounted),
+            supervisor=self._supervisor,
+            ledger=self._ledger,
+            desk=self._desk,
+            deliveries=self._deliveries,
+            roster=self._roster,
+            metrics=self._metrics,
+            page=page,
+            drain=self._drain,
+            reload=self._reload,
+            say=self._say,
+            alerts=self._alerts,
+            mounted=self._mounted,
             parts=() if self._control is None else self._control.parts,
             more_faults=lambda: () if self._control is None else self._control.faults,
         )

@@ -39,7 +39,7 @@ class PoolKeys(NamedTuple):
     """The keys by which prepared calls share limits and processes."""
 
     share: Key  # calls with the same key share one limit on the number of processes
-    worker: Key  # calls with the same key may use the same process
+    process: Key  # calls with the same key may use the same process
 
 
 class PreparedResult(NamedTuple):
@@ -59,8 +59,8 @@ class SharingRules(NamedTuple):
     most: int  # processes at once
 
 
-class Worker:
-    """One process of the pool."""
+class PooledProcess:
+    """A process of the pool, which serves prepared calls."""
 
     def __init__(self, keys: PoolKeys) -> None:
         self.keys = keys
@@ -95,7 +95,7 @@ class Pool:
         self._nursery = nursery
         self._open = open_prepared
         self._shares: dict[Key, SharingRules] = {}
-        self._workers: list[Worker] = []
+        self._processes: list[PooledProcess] = []
         self._closed = False
         self._salt = os.urandom(32)  # for the digests of secrets in keys
         self.events = events  # of all processes
@@ -105,39 +105,39 @@ class Pool:
     @at_checkpoints
     async def call(self, prepared: PreparedCall, on_progress: OnProgress | None = None) -> PreparedResult:
         """Raises PluginError and PluginFailure, with the record of the call."""
-        worker: Worker | None = None
+        process: PooledProcess | None = None
         try:
-            worker = await self._acquire(prepared)
-            session = await _wait_until_open(worker)
+            process = await self._acquire(prepared)
+            session = await _wait_until_open(process)
             value = await session.call(prepared.call, deadline=prepared.deadline, on_progress=on_progress)
         except BaseException as error:
-            if worker is not None:
-                await _end_worker(worker, error, early=self._shares[worker.keys.share].reuses)
-            self.invocation = _complete(prepared, worker, error)
-            if worker is None or worker.session is None:
+            if process is not None:
+                await _end_process(process, error, early=self._shares[process.keys.share].reuses)
+            self.invocation = _complete(prepared, process, error)
+            if process is None or process.session is None:
                 account.enter(self.invocation)
             else:
-                account.enter(self.invocation, worker.session.report, worker.session.stderr)
+                account.enter(self.invocation, process.session.report, process.session.stderr)
             raise
         end = session.end or CallEnd(Outcome("ok", "call", "the plugin answered"), value, written=True)
-        self.invocation = worker.record = record = prepared.record(end)
+        self.invocation = process.record = record = prepared.record(end)
         session.end = None  # an idle process does not hold its last answer
         identity = session.identity
         assert identity is not None
-        shared = self._shares[worker.keys.share].reuses and _may_share(prepared)
-        if shared and not worker.is_leaving:
-            worker.is_busy = False
+        shared = self._shares[process.keys.share].reuses and _may_share(prepared)
+        if shared and not process.is_leaving:
+            process.is_busy = False
             account.enter(record, None, session.stderr)
             return PreparedResult(value, identity, record, None, session.stderr)
-        worker.end()
+        process.end()
         if not shared:
-            await worker.done.wait()
+            await process.done.wait()
         account.enter(record, session.report, session.stderr)
         return PreparedResult(value, identity, record, _with_record(session.report, record), session.stderr)
 
     # --- processes ----------------------------------------------------------------------------------------
 
-    async def _acquire(self, prepared: PreparedCall) -> Worker:
+    async def _acquire(self, prepared: PreparedCall) -> PooledProcess:
         keys = _keys(prepared, self._salt)
         if keys.share not in self._shares:
             plugin = await _read(prepared.invocation)
@@ -145,15 +145,15 @@ class Pool:
             self._shares[keys.share] = SharingRules(reuses > 0, reuses or prepared.calls.concurrent(plugin))
         share = self._shares[keys.share]
         while not self._closed:
-            sharing = [worker for worker in self._workers if worker.keys.share == keys.share]
-            idle = [worker for worker in sharing if worker.is_idle]
-            alike = next((worker for worker in idle if worker.keys.worker == keys.worker), None)
+            sharing = [process for process in self._processes if process.keys.share == keys.share]
+            idle = [process for process in sharing if process.is_idle]
+            alike = next((process for process in idle if process.keys.process == keys.process), None)
             if alike is not None and _may_share(prepared):
                 alike.is_busy = True
                 return alike
             if not share.most or len(sharing) < share.most:
                 return self._start(keys, prepared)
-            leaving = next((worker for worker in sharing if worker.is_leaving), next(iter(idle), None))
+            leaving = next((process for process in sharing if process.is_leaving), next(iter(idle), None))
             if leaving is None:
                 raise PluginFailure(_overloaded(share.most))
             leaving.end()  # an idle process that this call cannot use
@@ -163,45 +163,45 @@ class Pool:
                 raise PluginFailure(prepared.deadline.passed("launch"))
         raise PluginFailure(CLOSED)
 
-    def _start(self, keys: PoolKeys, prepared: PreparedCall) -> Worker:
-        worker = Worker(keys)
-        self._workers.append(worker)
-        self._nursery.start_soon(self._run_worker, worker, prepared)
-        return worker
+    def _start(self, keys: PoolKeys, prepared: PreparedCall) -> PooledProcess:
+        process = PooledProcess(keys)
+        self._processes.append(process)
+        self._nursery.start_soon(self._run_process, process, prepared)
+        return process
 
-    async def _run_worker(self, worker: Worker, prepared: PreparedCall) -> None:
-        """Open a session, and end it when the worker should leave or its plugin has ended."""
+    async def _run_process(self, process: PooledProcess, prepared: PreparedCall) -> None:
+        """Open a session, and end it when the process should leave or its plugin has ended."""
 
         def on_made(session: Session) -> None:
-            worker.session = session
+            process.session = session
             session.forward_events_to(self.events)
-            session.state.ends_if_talkative = self._shares[worker.keys.share].reuses
+            session.state.ends_if_talkative = self._shares[process.keys.share].reuses
 
         opening = self._open(prepared, on_made)
         del prepared  # an idle process does not hold the input of its first call
         try:
-            with worker.scope:
+            with process.scope:
                 async with opening as session:
-                    worker.ready.set()
-                    await first_of(worker.leave, session.state.over)
+                    process.ready.set()
+                    await first_of(process.leave, session.state.over)
         except Exception as error:  # noqa: BLE001 -- raised to the caller that waits for the process
-            worker.failure = error
+            process.failure = error
         finally:
-            self._workers.remove(worker)
-            if worker.session is not None:
-                self.report = _with_record(worker.session.report, worker.record)
-                if worker.refused is not None:
-                    _add_report(worker.refused, worker.session)
-                    worker.refused = None
-            worker.leave.set()
-            worker.ready.set()
-            worker.done.set()
+            self._processes.remove(process)
+            if process.session is not None:
+                self.report = _with_record(process.session.report, process.record)
+                if process.refused is not None:
+                    _add_report(process.refused, process.session)
+                    process.refused = None
+            process.leave.set()
+            process.ready.set()
+            process.done.set()
 
     def close(self) -> None:
         """End all processes. A plugin that works on a call is told first and gets its grace period."""
         self._closed = True
-        for worker in self._workers:
-            worker.end()
+        for process in self._processes:
+            process.end()
 
 
 def _may_share(prepared: PreparedCall) -> bool:
@@ -213,32 +213,34 @@ async def _read(invocation: Invocation) -> Plugin:
     return await trio.to_thread.run_sync(read_plugin, invocation)
 
 
-async def _wait_until_open(worker: Worker) -> Session:
-    if not worker.ready.is_set():
-        await worker.ready.wait()
-    if worker.failure is not None:
-        raise worker.failure
-    if worker.session is None or worker.session.identity is None:
+async def _wait_until_open(process: PooledProcess) -> Session:
+    if not process.ready.is_set():
+        await process.ready.wait()
+    if process.failure is not None:
+        raise process.failure
+    if process.session is None or process.session.identity is None:
         raise PluginFailure(CLOSED)  # the pool was closed during its launch
-    return worker.session
+    return process.session
 
 
-async def _end_worker(worker: Worker, error: BaseException, *, early: bool) -> None:
+async def _end_process(process: PooledProcess, error: BaseException, *, early: bool) -> None:
     """End the process of a failed call and wait for its end, so that the error has a report.
 
     `early`: do not wait if the plugin returned an error, which may happen often. The report is added to that
     error when the process has ended."""
-    worker.end()
+    process.end()
     if early and isinstance(error, PluginError):
-        worker.refused = error
+        process.refused = error
     else:
         with trio.CancelScope(shield=True):
-            await worker.done.wait()
+            await process.done.wait()
 
 
-def _complete(prepared: PreparedCall, worker: Worker | None, error: BaseException) -> dict[str, Any] | None:
+def _complete(
+    prepared: PreparedCall, process: PooledProcess | None, error: BaseException
+) -> dict[str, Any] | None:
     """Add record, report and stderr to an error. Returns the record of the call."""
-    session = None if worker is None else worker.session
+    session = None if process is None else process.session
     end = None if session is None else session.end
     if not isinstance(error, PluginError | PluginFailure):
         return prepared.record(end or CallEnd(GIVEN_UP))

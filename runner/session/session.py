@@ -169,7 +169,7 @@ class Session:
                     await await_answer(state, token, waiter, events, clock, passed)
                     return self._result(waiter)
                 finally:
-                    if limited and state.doom is passed:
+                    if limited and state.pending_verdict is passed:
                         state.record.limits_hit.append("call")
                     dropped = state.dialect.counters.get(DROPPED_EVENTS, 0) - dropped
                     self.end = self._end_of(waiter, dropped)
@@ -298,7 +298,7 @@ class Session:
     def _end_of(self, waiter: Waiter, dropped: int) -> CallEnd:
         """How a call ended, for the contract's own record of it."""
         end = CallEnd(
-            self.state.verdict or self.state.doom or GIVEN_UP,
+            self.state.verdict or self.state.pending_verdict or GIVEN_UP,
             written=self.state.has_sent(waiter),
             late=waiter.late,
             ended=time.time(),
@@ -455,14 +455,16 @@ class Session:
 
     def kill(self) -> None:
         """Kill it at once, without a shutdown. The session is over when its context ends."""
-        self.state.given_up = True
+        self.state.caller_left = True
         self.state.cell.kill()
 
     @property
     def _ended_outcome(self) -> Outcome:
         state = self.state
-        doom = state.doom if state.spent else None
-        return verdict.ended_early(state.verdict or doom or state.left or CLOSED, "call", state.record.stderr)
+        pending = state.pending_verdict if state.refuses_calls else None
+        return verdict.ended_early(
+            state.verdict or pending or state.exit_outcome or CLOSED, "call", state.record.stderr
+        )
 
     def settle(self, ended: MonitorEnd | None, bare: Callable[[Outcome], dict[str, Any]]) -> None:
         """Make the report when everything has ended: the monitor's report, completed by what the session
@@ -475,10 +477,10 @@ class Session:
             )
         elif ended is not None and is_lifted(ended.outcome):
             state.verdict = state.verdict or ended.outcome
-        outcome = state.verdict or without_verdict(state.left, state.ready.is_set(), state.phase)
+        outcome = state.verdict or without_verdict(state.exit_outcome, state.ready.is_set(), state.phase)
         report = ended.report if ended is not None else None
         self.report = with_outcome(report or bare(outcome), outcome)
-        self.report["exit"] = exit_section(self.report["exit"], state.verdict, state.given_up)
+        self.report["exit"] = exit_section(self.report["exit"], state.verdict, state.caller_left)
         self.report["advice"] = [each._asdict() for each in self._advice(ended, outcome)]
         if state.record.secrets:
             # The monitor knows no secrets, and a plugin can ask for a host of any name.

@@ -59,14 +59,16 @@ async def _cancel(state: SessionState, token: int, waiter: Waiter, reason: str, 
     ended. Shielded: the wait is bounded by the grace period."""
     if state.over.is_set():
         return
-    state.doom = state.doom or outcome
+    state.pending_verdict = state.pending_verdict or outcome
     try:
         if state.has_sent(waiter):
             with trio.CancelScope(shield=True):
                 await tell_and_wait(state, {token: waiter}, reason)
     finally:
         if waiter.answer is not None and not state.over.is_set():
-            state.spent = True  # the code that opened the session shuts the plugin down, as after any call
+            state.refuses_calls = (
+                True  # the code that opened the session shuts the plugin down, as after any call
+            )
         else:
             state.fail(outcome)
 
@@ -128,15 +130,15 @@ class Shutdown:
                         state.record.forced = True
                         state.cell.kill()
                 else:
-                    state.given_up = not state.over.is_set()
+                    state.caller_left = not state.over.is_set()
                     state.cell.kill()
                 with trio.move_on_after(_END_SECONDS):
                     await state.cell.ended()
                     with trio.move_on_after(LINGER_SECONDS):
                         await state.stdout_eof.wait()
         finally:  # also after KeyboardInterrupt: other callers of close() must not wait for ever
-            if state.spent:
-                state.verdict = state.verdict or state.doom
+            if state.refuses_calls:
+                state.verdict = state.verdict or state.pending_verdict
             state.record.note_seconds("teardown", trio.current_time() - began)
             state.end_waiting()
             self._done.set()
@@ -150,7 +152,7 @@ class Shutdown:
             if waiter.grace > 0 and waiter.answer is None and state.has_sent(waiter)
         }
         if waiting:
-            state.doom = state.doom or CLOSED
+            state.pending_verdict = state.pending_verdict or CLOSED
             await tell_and_wait(state, waiting, SHUTDOWN)  # no second time, if its caller has given it up
         return all(waiter.answer is not None for waiter in waiting.values())
 

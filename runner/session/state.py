@@ -35,11 +35,11 @@ from runner.protocol.dialect import (
 from runner.protocol.memory import DELIVERIES, QUESTIONS, Charge, Share
 from runner.protocol.secrets import Secrets
 from runner.protocol.service_guard import ServiceGuard
-from runner.session.arrears import STEP_SECONDS, Arrears
 from runner.session.backlog import Backlog
 from runner.session.outbox import MOST_EVENTS, Outbox, QueuedFrame
 from runner.session.pending import CallClock, Waiter
 from runner.session.record import SessionRecord
+from runner.session.subscriber_lag import STEP_SECONDS, SubscriberLag
 from runner.session.verdict import MORE_SECONDS, TimeRemedies, fell_behind
 
 # The outcome of a call that was made after the end, or that the plugin did not answer before it.
@@ -77,7 +77,7 @@ class SessionState:
         self.guard = guard
         self.identity: Identity | None = None
         self.outbox = Outbox()
-        self.arrears = Arrears()
+        self.lag = SubscriberLag()
         self.backlog = Backlog()
         self.record = SessionRecord()
         self.waiters: dict[int, Waiter] = {}  # by the token of their call
@@ -87,17 +87,20 @@ class SessionState:
         self._frame: Charge | None = None  # the backlog's charge for the frame that is being handled
         self._weight: int | None = None  # the weight of that frame. None: no frame is being handled
         self.phase: Phase = "launch"
+        # Why the session is over: the first cause. None: it is not, or it was closed.
         self.verdict: Outcome | None = None
-        # The verdict that follows the grace period of a cancelled call.
-        self.doom: Outcome | None = None
-        self.left: Outcome | None = None  # how a one-shot plugin ended by itself
+        # Becomes the verdict when the grace period of a cancelled call has passed.
+        self.pending_verdict: Outcome | None = None
+        self.exit_outcome: Outcome | None = None  # how a one-shot plugin ended by itself
         self.owes_answer = False  # the last call timed out, or the plugin is ended with its caller
         self.is_unanswered = False  # the caller of the last call gave it up
         self.more_time = MORE_SECONDS  # the hint of a call that timed out
-        self.closing = False
+        self.closing = False  # a shutdown has begun
         self._told_of_drops = False
-        self.spent = False  # a call was cancelled and answered: it serves no more, and is then shut down
-        self.given_up = False  # the caller that opened it was cancelled
+        self.refuses_calls = (
+            False  # a call was cancelled and answered: it serves no more, and is then shut down
+        )
+        self.caller_left = False  # the caller that opened it was cancelled
         self.ends_if_talkative = False  # the plugin is ended if it sends much while no call is open
         self.ready = trio.Event()
         self.over = trio.Event()  # nothing more can be asked
@@ -120,7 +123,7 @@ class SessionState:
     @property
     def is_over(self) -> bool:
         """Whether nothing more can be asked of the plugin."""
-        return self.closing or self.spent or self.over.is_set()
+        return self.closing or self.refuses_calls or self.over.is_set()
 
     @property
     def is_awaited(self) -> bool:
@@ -170,21 +173,21 @@ class SessionState:
 
     async def room(self) -> None:
         """Wait until half of DELIVERIES is free, or the session is over. Publishers wait here, so a plugin
-        that keeps them for too long is ended (arrears.py)."""
-        arrears, dialect = self.arrears, self.dialect
+        that keeps them for too long is ended (subscriber_lag.py)."""
+        lag, dialect = self.lag, self.dialect
         if self.deliveries < DELIVERIES // 4:
-            arrears.clear()
+            lag.clear()
         if self.deliveries < DELIVERIES // 2 or self.outbox.closed:
             return
-        with arrears.counting(self.now(), self.outbox.sent):
+        with lag.counting(self.now(), self.outbox.sent):
             while self.deliveries >= DELIVERIES // 2 and not self.outbox.closed:
                 in_call = dialect.held_bytes > 0
                 with trio.move_on_after(STEP_SECONDS):
                     await self.outbox.delivered()
-                arrears.add(self.now(), self.outbox.sent, in_call)
+                lag.add(self.now(), self.outbox.sent, in_call)
                 if not dialect.held_bytes:
-                    arrears.end_call()
-                if fault := arrears.fault:
+                    lag.end_call()
+                if fault := lag.fault:
                     self.fail(fell_behind(self.phase, fault))
 
     # --- events -----------------------------------------------------------------------------------------
@@ -285,7 +288,7 @@ class SessionState:
         if self.verdict is None:
             hide = self.record.secrets.hide
             outcome = outcome._replace(message=hide(outcome.message), hint=hide(outcome.hint))
-            self.verdict = self.doom or outcome
+            self.verdict = self.pending_verdict or outcome
             self.cell.kill()
             self.end_waiting()
             # The plugin gets no more answers, so the services that make them stop. Publications are

@@ -359,14 +359,16 @@ class SessionTasks:
             await state.stderr_eof.wait()
         if state.verdict is not None or state.closing:
             return
-        if state.spent:
-            state.verdict = state.doom
+        if state.refuses_calls:
+            state.verdict = state.pending_verdict
         elif self._blamed is not None and ended.outcome.code == "cancelled":
             state.fail(self._blamed)
         elif state.is_awaited:
-            state.verdict = state.doom or verdict.ended_early(ended.outcome, state.phase, state.record.stderr)
+            state.verdict = state.pending_verdict or verdict.ended_early(
+                ended.outcome, state.phase, state.record.stderr
+            )
         elif state.dialect.one_shot:
-            state.left = ended.outcome  # a one-shot plugin is expected to end after its answer
+            state.exit_outcome = ended.outcome  # a one-shot plugin is expected to end after its answer
         else:
             state.verdict = verdict.ended_unasked(ended.outcome, state.record.stderr)
         state.end_waiting()

@@ -19,8 +19,8 @@ from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from sandbox.cell.egress import GateProcess
+    from sandbox.cell.name_lookups import NameLookups
     from sandbox.cell.observer import CageObserver, Observation
-    from sandbox.cell.questions import NameQuestions
     from sandbox.network.audit import AuditLog
     from sandbox.network.egress import AuditLine
 
@@ -87,14 +87,14 @@ class Cell:
     """The processes of one plugin: `pid`, which is the cell's init, and everything below it."""
 
     gate: GateProcess | None = None  # a process outside; launch() ends it
-    questions: NameQuestions | None = None  # of a plugin without a network
+    lookups: NameLookups | None = None  # of a plugin without a network
     observer: CageObserver | None = None  # of `runner learn`, a process outside; launch() ends it
     overlay_fault = ""  # why it has no overlay, although its plan has
 
     @property
     def audit(self) -> AuditLog | None:
         """What the plugin did with its network; None for a plugin that has no gate and asked for no host."""
-        network = self.gate or self.questions
+        network = self.gate or self.lookups
         return None if network is None else network.log
 
     def observation(self) -> Observation | None:
@@ -102,14 +102,14 @@ class Cell:
         ends the observer."""
         if self.observer is None:
             return None
-        return self.observer.collect({} if self.questions is None else self.questions.addresses)
+        return self.observer.collect({} if self.lookups is None else self.lookups.addresses)
 
     def watch_network(self, on_line: Callable[[AuditLine], None]) -> None:
         """Have `on_line` called for each connection and each DNS question of the plugin."""
         if self.gate is not None:
             self.gate.log.on_line = on_line
-        elif self.questions is not None:
-            self.questions.on_line = on_line
+        elif self.lookups is not None:
+            self.lookups.on_line = on_line
 
     def __init__(
         self,

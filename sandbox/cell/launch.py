@@ -9,7 +9,7 @@ import stat
 import time
 
 from sandbox.cell.cell import Bounds, Cell
-from sandbox.cell.questions import NameQuestions, open_questions
+from sandbox.cell.name_lookups import NameLookups, open_lookups
 from sandbox.files import write_all
 from sandbox.identity.owner import Owner
 from sandbox.limits.rlimits import rlimits
@@ -125,8 +125,8 @@ def _launch_in_network(
         return
     if plan.egress is None:
         with (
-            open_questions(gives_addresses=observer is not None) as questions,
-            _launch(open_plan, owner, bwrap_path, bounds, contents, questions, observer) as cell,
+            open_lookups(gives_addresses=observer is not None) as lookups,
+            _launch(open_plan, owner, bwrap_path, bounds, contents, lookups, observer) as cell,
         ):
             yield cell
         return
@@ -148,7 +148,7 @@ def _launch(
     bwrap_path: str,
     bounds: Bounds,
     contents: Contents | None,
-    network: GateProcess | NameQuestions | None,
+    network: GateProcess | NameLookups | None,
     observer: CageObserver | None,
 ) -> Iterator[Cell]:
     """`network`: None for the host's own."""
@@ -221,17 +221,23 @@ def _launch(
         if observer is not None:
             stack.callback(observer.close_channel)
             order = order._replace(observer=observer.order)
-        if isinstance(network, NameQuestions):
+        if isinstance(network, NameLookups):
             pid = network.spawn(order)
         else:
             pid = spawner.spawn(order) if network is None else _spawn_with_gate(network, order)
         try:
             cell = Cell(
-                *(pid, os.dup(status_r), os.dup(ending_r), started, bounds.cgroup),
-                *(os.dup(launch_r), os.dup(complaint_r), os.dup(release_w) if bounds.is_parked else -1),
+                pid=pid,
+                status_fd=os.dup(status_r),
+                ending_fd=os.dup(ending_r),
+                started=started,
+                cgroup=bounds.cgroup,
+                launch_fd=os.dup(launch_r),
+                complaint_fd=os.dup(complaint_r),
+                release_fd=os.dup(release_w) if bounds.is_parked else -1,
             )
-            if isinstance(network, NameQuestions):
-                cell.questions = network
+            if isinstance(network, NameLookups):
+                cell.lookups = network
             else:
                 cell.gate = network
             cell.observer = observer

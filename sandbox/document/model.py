@@ -161,13 +161,13 @@ def _validate(model: Any, data: object, context: object) -> Any:
     importlib.metadata. Plugins that a host program has loaded before stay loaded."""
     if _PLUGIN_LOADER in sys.modules:
         return model.model_validate(data, context=context)
-    stand_in: Any = types.ModuleType(_PLUGIN_LOADER)
-    stand_in.get_plugins = tuple
-    sys.modules[_PLUGIN_LOADER] = stand_in
+    loader: Any = types.ModuleType(_PLUGIN_LOADER)
+    loader.get_plugins = tuple
+    sys.modules[_PLUGIN_LOADER] = loader
     try:
         return model.model_validate(data, context=context)
     finally:
-        if sys.modules.get(_PLUGIN_LOADER) is stand_in:
+        if sys.modules.get(_PLUGIN_LOADER) is loader:
             del sys.modules[_PLUGIN_LOADER]
 
 

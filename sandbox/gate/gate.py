@@ -33,8 +33,8 @@ from sandbox.gate.confine import (
 )
 from sandbox.gate.flows import Flows
 from sandbox.gate.loop import READ, Loop
+from sandbox.gate.name_server import MOST_CLIENTS, Answerer, NameRules, NameService
 from sandbox.gate.names import NameTable
-from sandbox.gate.questions import MOST_CLIENTS, Answerer, NameRules, NameService
 from sandbox.gate.resolver import MOST_QUERIES, Resolver
 from sandbox.gate.upstream import read_upstream
 from sandbox.network.addresses import refusal

@@ -1,35 +1,31 @@
 """The disk limit: how many bytes a plugin may hold in each folder it may write.
 
-The kernel could enforce a quota, but a folder has none unless an administrator has set one up. So the runner
-measures the folder, and ends a plugin that holds more than the limit. Measuring all the time would cost more
-than most plugins do. So the runner watches a number that takes a microsecond to read: the free space of the
-whole filesystem. As long as the space lost since the last measurement could not break the limit, even if the
-plugin took all of it, nothing needs to be measured.
+A folder has no quota unless an administrator has set one up, so the runner measures it, and ends a plugin
+that holds more than the limit. A measurement is slow. The free space of the filesystem is read in a
+microsecond, and while what was lost of it since the last measurement cannot break the limit, nothing is
+measured.
 
-`_pause` decides when to read that number again: after the time in which the fastest writer could fill the
-remaining room, or a quarter of that while the filesystem is losing space, and always between 1 and 250 ms.
-`_needed` decides when to measure: at once when the limit may be broken, and otherwise once a second, or every
-50 ms while the number cannot be trusted.
+When the free space is read (`_pause`): after the time in which the fastest writer could fill the room that is
+left, or a quarter of it while space is being lost; always between 1 and 250 ms.
+When a folder is measured (`_needed`): at once if the limit may be broken, else once a second, or every 50 ms
+while the free space cannot be trusted.
 
-A plugin can exceed the limit by what it writes between two looks, which near the limit are 1 ms apart. That
-is mostly a few megabytes. It is more only
-- on a machine with more runnable threads than processors: by what is written while the runner waits for its
-turn;
-- where the filesystem updates its free space late (btrfs, ZFS, networks): by what is written in 50 ms,
-  or in ten times the time that a measurement takes;
-- while others free as much on the same filesystem: by the same amount. The kernel holds each single file to
-RLIMIT_FSIZE in any case, and space cannot be allocated without writing it: see
-sandbox/seccomp/preallocation.py.
+What counts: blocks, not lengths; each file once, and each of its names for at least 4 KiB; mounts and
+subvolumes below; files that were deleted and are still open or mapped. A folder that cannot be measured
+counts as full: one with a directory that only the plugin can open, or one that is nested too deep.
 
-Counted are: blocks, not lengths, so holes are free; each file once, also if it has several names; each name
-for at least 4 KiB; mounts and subvolumes below; files that were deleted and are still open or mapped. A
-folder that cannot be measured (with a directory that only the plugin can open, or nested too deep) counts as
-full.
+How far a plugin can exceed the limit: by what it writes in 1 ms, mostly a few megabytes. It is more
+- on a busy machine: by what is written while the runner waits for its turn;
+- where the filesystem tells its free space late (btrfs, ZFS, networks): by what is written in 50 ms, or in
+  ten times the time of a measurement;
+- while others free space on the same filesystem: by as much as they free. A single file is held to
+  RLIMIT_FSIZE by the kernel, and space cannot be allocated without writing it
+  (sandbox/seccomp/preallocation.py).
 
-Invisible are deleted files whose descriptors wait in a unix socket, or belong to a process that the runner
-may not inspect. If such things exist for half a second without a break, all space that the
-filesystem has lost for no visible reason counts as the plugin's. If the runner may inspect no process (root
-in a container without CAP_SYS_PTRACE), deleted files do not count at all, and `blind` is true.
+What is not seen: deleted files whose descriptors wait in a unix socket, or belong to a process that the
+runner may not inspect. If there are such for half a second without a break, all space that was lost for no
+visible reason counts as the plugin's. If the runner may inspect no process (root in a container without
+CAP_SYS_PTRACE), deleted files do not count at all, and `blind` is true.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ _HOSTS = b"127.0.0.1 localhost\n::1 localhost\n"
 
 # The gate answers at once, so there is one attempt: a plugin whose gate has ended must not wait long.
 _RESOLVER = f"nameserver {DNS_ADDRESS}\noptions timeout:5 attempts:1\n".encode()
-# Without a network, too: without resolv.conf programs ask 127.0.0.1, where sandbox/cell/questions.py answers.
+# Without a network, too: without resolv.conf programs ask 127.0.0.1; sandbox/cell/name_lookups.py answers.
 _NSSWITCH = b"passwd: files\ngroup: files\nhosts: files dns\n"
 
 

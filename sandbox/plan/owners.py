@@ -193,9 +193,9 @@ def _why_not_mapped(source: OpenSource, uid_range: tuple[int, int]) -> str:
 def _cannot_map(fd: int, owner: FileOwner, uid_range: tuple[int, int]) -> str:
     if not look.isdir(FOLDERS_ROOT):
         return f"there is no {FOLDERS_ROOT} here, below which it would be mounted"
-    stand_in = uid_range[1]
+    spare_uid = uid_range[1]
     try:
-        os.close(idmapped_mount(fd, owner, FileOwner(stand_in, stand_in)))
+        os.close(idmapped_mount(fd, owner, FileOwner(spare_uid, spare_uid)))
     except IdmapUnavailable as refused:
         if refused.errno in _SHORTAGES:
             raise OSError(refused.errno, str(refused)) from None

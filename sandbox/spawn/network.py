@@ -1,7 +1,7 @@
 """Make the plugin's network namespace, set it up with prepared messages, and hand its sockets to the gate.
 
 A plugin without a network has no gate. The runner then gets one socket, which sees the names that the plugin
-looks up (sandbox/cell/questions.py).
+looks up (sandbox/cell/name_lookups.py).
 
 It is made by root, before its uid is dropped, or by the cell's init in its own user namespace. Either way it
 is owned by a user namespace outside of the plugin's, so no capability that the plugin gets lets it change

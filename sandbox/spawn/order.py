@@ -87,8 +87,14 @@ def read_ending(fd: int) -> Ending | None:
         now - then for now, then in zip(_io(after, length_after), _io(before, length), strict=True)
     )
     return Ending(
-        *(status, bool(expired), user + user_micro / 1e6, system + system_micro / 1e6, kibibytes * 1024),
-        *(read, written, looked == 0 and (free == 0 or free_files == 0)),
+        status=status,
+        expired=bool(expired),
+        user=user + user_micro / 1e6,
+        system=system + system_micro / 1e6,
+        max_rss=kibibytes * 1024,
+        read=read,
+        written=written,
+        full=looked == 0 and (free == 0 or free_files == 0),
     )
 
 

@@ -1,8 +1,8 @@
 """Start the cell's init and bwrap in it, from a SpawnOrder.
 
 Standard library only. Call `spawn` from the main thread of a process that has no other thread: the
-parent-death signal follows the *thread* that forked, so a child of a worker thread is killed when that thread
-ends.
+parent-death signal follows the *thread* that forked, so a child of a thread that ends before the
+process is killed then.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ _NAMES = {
         runner.launch.stages sandbox.streams sandbox.streams.handover runner.launch.stdio sandbox.cell
         sandbox.limits.rlimits sandbox.spawn.machine_code sandbox.spawn.launcher sandbox.spawn.reaper
         sandbox.cell.cell runner.launch.wait sandbox.plan.bwrap sandbox.speed.libc sandbox.spawn.priority
-        sandbox.spawn.init sandbox.spawn.spawner sandbox.spawn.network sandbox.cell.questions
+        sandbox.spawn.init sandbox.spawn.spawner sandbox.spawn.network sandbox.cell.name_lookups
         sandbox.cell.launch runner.launch.start runner.launch.finish
         runner.launch.carry_out runner.launch.orders runner.cli.shared.launching sandbox.facts
         sandbox.speed.codec runner.launch.stored.run runner.cli.shared.stored_plan sandbox.paths
@@ -101,7 +101,7 @@ _NAMES = {
         runner.protocol.service_guard runner.launch.remote.pipe
         runner.launch.remote.remote_cell runner.protocol.ambiguity runner.protocol.jsonrpc
         runner.protocol.rpc_dialect
-        runner.session.backlog runner.session.arrears runner.session.state
+        runner.session.backlog runner.session.subscriber_lag runner.session.state
         runner.session.tasks runner.session.prepared runner.session.account runner.session.shutdown
         runner.session.session runner.session.open runner.cli.live.session runner.cli.live.call_once
     """,

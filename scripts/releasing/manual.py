@@ -7,10 +7,11 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import runner
-from runner.cli import all_verbs, verb_help
+from runner.cli import WITH_ACTIONS, all_verbs, verb_help
 from runner.serve.client import default_socket
 from scripts.releasing.lock import ROOT
 
@@ -26,8 +27,22 @@ def output_of(*words: str) -> str:
     return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
-def man_page(verb: str, text: str, epoch: int) -> str:
-    """The page `runner` (no verb) or `runner-VERB` in roff, from the text of --help."""
+_ACTIONS = """
+import sys
+from runner.cli import verb_parser
+from runner.cli.shared.actions import actions_of
+print("\\f".join(each.format_help() for each in actions_of(verb_parser(sys.argv[1])).values()), end="")
+"""
+
+
+def actions_of(verb: str) -> list[str]:
+    """What `runner VERB ACTION --help` prints, for each action: one process for all."""
+    argv = [sys.executable, "-c", _ACTIONS, verb]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\f")
+
+
+def man_page(verb: str, text: str, epoch: int, actions: Sequence[str] = ()) -> str:
+    """The page `runner` (no verb) or `runner-VERB` in roff, from the text of --help, and of each action's."""
     name, summary = (f"runner-{verb}", verb_help(verb)) if verb else ("runner", "run plugins in a cage")
     day = time.strftime("%Y-%m-%d", time.gmtime(epoch))
     usage, _, rest = text.partition("\n\n")
@@ -36,11 +51,26 @@ def man_page(verb: str, text: str, epoch: int) -> str:
         *(f'.TH {name.upper()} 1 {day} "runner {runner.__version__}"', ".SH NAME"),
         *(f"{_plain(name)} \\- {_plain(summary)}", ".SH SYNOPSIS"),
         *(_plain(" ".join(usage.removeprefix("usage:").split())), ".SH DESCRIPTION"),
-        *(line for block in re.split(r"\n\n+", rest.strip("\n")) for line in _block(block.splitlines())),
+        *_body(rest),
+        *(line for each in actions for line in _action(each)),
         *(".SH SEE ALSO", "\\fBrunner\\fR(1)" if verb else others),
         *(".PP", "/usr/share/doc/plugin\\-runner/docs", ""),
     ]
     return "\n".join(page)
+
+
+def _body(text: str) -> list[str]:
+    blocks = re.split(r"\n\n+", text.strip("\n"))
+    return [line for block in blocks for line in _block(block.splitlines())]
+
+
+def _action(text: str) -> list[str]:
+    """A section about one action: its usage, then the rest, with titles of the second level."""
+    usage, _, rest = text.partition("\n\n")
+    usage = " ".join(usage.removeprefix("usage:").split())
+    title = re.split(r" [^a-z]", usage)[0]
+    body = (line.replace(".SH ", ".SS ", 1) for line in _body(rest))
+    return [f'.SH "{_plain(title).upper()}"', _plain(usage), *body]
 
 
 def _block(lines: list[str]) -> list[str]:
@@ -76,5 +106,6 @@ def _plain(text: str) -> str:
 
 def write_man_pages(folder: Path, epoch: int) -> None:
     for verb in ("", *all_verbs()):
-        page = man_page(verb, output_of(*filter(None, (verb, "--help"))), epoch)
+        actions = actions_of(verb) if verb in WITH_ACTIONS else ()
+        page = man_page(verb, output_of(*filter(None, (verb, "--help"))), epoch, actions)
         (folder / f"{f'runner-{verb}' if verb else 'runner'}.1").write_text(page)

@@ -202,7 +202,7 @@ def _control(place: Path, copy: Path, attack: str) -> str:
     return str(told)
 
 
-def test_what_exists_cannot_be_changed(runner_as: Caller, project: Path, tmp_path: Path) -> None:
+def test_existing_host_files_cannot_be_changed(runner_as: Caller, project: Path, tmp_path: Path) -> None:
     controls = {attack: _control(project, tmp_path / "copy", attack) for attack in EXISTING}
     assert controls == dict.fromkeys(EXISTING, "done")
     before = _snapshot(project)

@@ -198,7 +198,7 @@ print(socket.create_connection((url.hostname, url.port), 20).makefile().readline
 
 @pytest.mark.needs("root")
 def test_the_page_about_databases(account_user: Caller, plugin_dir: Path, write_file: Write) -> None:
-    """The entries, the policy's line and the commands of docs/mcp.md, with stand-ins for both.
+    """The entries, the policy's line and the commands of docs/mcp.md, with fakes of both.
     /etc/runner/policy.toml is in a mount namespace of the test's own."""
     page = (ROOT / "docs/mcp.md").read_text().partition("\n## Databases on this machine\n")[2]
     blocks = dict(re.findall(r"^```(json|toml|sh)\n(.*?)^```$", page.partition("\n## ")[0], re.M | re.S))

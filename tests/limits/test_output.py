@@ -218,7 +218,7 @@ def test_which_files_stdout_and_stderr_are(box: Box, limits: dict[str, object]) 
             os.close(fd)
 
 
-def test_what_is_not_counted(box: Box) -> None:
+def test_stdout_and_unlimited_stderr_are_not_counted(box: Box) -> None:
     """stdout, and stderr without a limit, which is not reported either."""
     result = box.run(FLOOD.format(size=30 * MIB, fd=1), limits={"output": 10, "output_lines": 1})
     assert (result.status, result.hits, len(result.out)) == (0, [], 30 * MIB)

@@ -438,7 +438,7 @@ def test_cancelled_while_it_opens(shelf: Path) -> None:
             await asyncio.Event().wait()
 
     async def main() -> None:
-        thread = trio_thread.home()
+        thread = trio_thread.trio_side()
         assert isinstance(thread, trio_thread.TrioThread)
         for turns in (0, 1, 2, 3, 5, 10, 20, 40, 80):
             task = asyncio.create_task(opens_and_waits())
@@ -447,7 +447,7 @@ def test_cancelled_while_it_opens(shelf: Path) -> None:
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert not thread.crossings
+            assert not thread.runs
         assert (await aio.call(shelf / "nexo_bare", "bare_echo", TEXT, environ=ENVIRON))["content"] == ECHO
 
     run(main)
@@ -483,7 +483,7 @@ def test_a_bus() -> None:
 
     async def main() -> None:
         topics = aio.SnapshotBus()
-        here = trio_thread.home()
+        here = trio_thread.trio_side()
         member = topics.on_trio.join("plugin", lambda snapshot: None, trio.lowlevel.checkpoint)
 
         async def publish(topic: str, payload: bytes) -> None:

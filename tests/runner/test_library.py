@@ -180,7 +180,7 @@ async def test_wrong_limits(shelf: Path, limits: Mapping[str, str], message: str
         ("no such server", "manifest_invalid"),
     ],
 )
-async def test_what_cannot_be_opened(shelf: Path, spoil: str, code: str) -> None:
+async def test_plugins_that_cannot_be_opened_say_why(shelf: Path, spoil: str, code: str) -> None:
     folder = shelf / "nexo_bare"
     manifest = folder / "nexo-plugin.toml"
     more: dict[str, Any] = {}

@@ -17,7 +17,7 @@ import trio
 import uvloop
 
 from runner import trio_thread
-from runner.trio_thread import TrioThread, home
+from runner.trio_thread import TrioThread, trio_side
 
 SECONDS = 60
 VAR: contextvars.ContextVar[str] = contextvars.ContextVar("var", default="")
@@ -46,7 +46,7 @@ def _ended() -> Iterator[None]:
 
 
 def here() -> TrioThread:
-    found = home()
+    found = trio_side()
     assert isinstance(found, TrioThread)
     return found
 
@@ -195,7 +195,7 @@ async def _others_of(thread: TrioThread) -> int:
     """How many are open on trio beside this question."""
 
     async def count() -> int:
-        return len(thread.crossings) - 1
+        return len(thread.runs) - 1
 
     return await thread.run(count)
 
@@ -204,7 +204,7 @@ async def _is_alone(thread: TrioThread) -> None:
     """Wait until nothing else is open on trio."""
 
     async def wait() -> None:
-        while len(thread.crossings) > 1:  # noqa: ASYNC110 -- the thread tells nobody, and should not
+        while len(thread.runs) > 1:  # noqa: ASYNC110 -- the thread tells nobody, and should not
             await trio.sleep(0.01)
 
     await thread.run(wait)
@@ -284,7 +284,7 @@ def test_cancelled_on_trio() -> None:
 
 def test_a_service_that_ignores_its_cancellation(monkeypatch: pytest.MonkeyPatch) -> None:
     """trio does not wait for it for ever, and the loop's handler is told."""
-    monkeypatch.setattr(trio_thread, "_VISIT_END_SECONDS", 0.05)
+    monkeypatch.setattr(trio_thread, "_END_SECONDS", 0.05)
     told: list[str] = []
 
     async def main() -> None:
@@ -324,7 +324,7 @@ def test_in_a_scope_of_anyio(backend: str) -> None:
         nonlocal turns
         with anyio.fail_after(SECONDS):
             async with anyio.create_task_group() as group:
-                group.start_soon(home().run, stays)
+                group.start_soon(trio_side().run, stays)
                 await anyio.sleep(0.05)
                 group.cancel_scope.cancel()
                 if backend == "asyncio":
@@ -472,7 +472,7 @@ def test_a_loop_that_is_closed_with_calls_in_flight(run: Callable[[Main], Any]) 
 
     async def later() -> None:
         await _is_alone(here())
-        assert len(here()._gates) == 1  # nothing keeps the closed loop
+        assert len(here()._bridges) == 1  # nothing keeps the closed loop
 
     run(later)
     assert (slow.ended, opening.seen) == ("cancelled", ["Cancelled"])

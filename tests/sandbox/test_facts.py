@@ -27,7 +27,7 @@ def strangers_to_a_child(first: int, *pids: int) -> list[int]:
     return [int(word) for word in told.strip("[]\n").split(",") if word]
 
 
-def test_who_is_ours() -> None:
+def test_children_and_the_own_command_are_ours() -> None:
     me = os.getpid()
     with subprocess.Popen(["/bin/sleep", "1000"]) as child:
         try:

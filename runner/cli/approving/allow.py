@@ -7,7 +7,7 @@ import os
 
 from runner.approvals.record import ApprovalsUnusable, key_of
 from runner.cli import drop_environment
-from runner.cli.approving.question import print_diff, propose
+from runner.cli.approving.ask_person import print_diff, propose
 from runner.cli.approving.records import print_list, revoke, revoke_key
 from runner.cli.approving.subject import unwrap_subject
 from runner.cli.approving.tool_changes import ask_about_remote

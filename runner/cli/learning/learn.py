@@ -278,7 +278,7 @@ def _apply(args: argparse.Namespace, invocation: Invocation, proposal: Proposal)
     """Record the proposal as an approval, by the same words and the same question as `runner allow`."""
     from runner.approvals.record import ApprovalsUnusable
     from runner.cli import drop_environment
-    from runner.cli.approving.question import propose
+    from runner.cli.approving.ask_person import propose
     from runner.cli.approving.subject import unwrap_subject
     from runner.launch.read import load
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from runner.cli.serving import binding_calls as calls
 from runner.cli.serving.socket_option import add_socket, add_token, ask
 from runner.cli.serving.via import quote
+from runner.cli.shared.actions import Actions, add_actions, argument
 from runner.cli.shared.json_option import read_json_option
 from runner.cli.shared.table import print_table
 from runner.cli.shared.text import say
@@ -19,43 +20,13 @@ if TYPE_CHECKING:
 
 NAME = "binding"
 EXAMPLE = "runner binding set bind_1 --percent 25"
-MIXES_ARGUMENTS = True  # options may stand between the action and the id
 
 PATH = "/v1/plugin-bindings"
-USAGE = {
-    "create": "create FILE",
-    "list": "list",
-    "show": "show ID",
-    "set": "set ID --percent N (or --status, --version, --config, --secret, --policy)",
-    "validate": "validate ID|FILE",
-    "history": "history ID",
-    "rollback": "rollback ID REVISION",
-    **calls.USAGE,
-}
 _TITLES = ("ID", "ORG", "PROJECT", "PACKAGE", "EXPORT", "KIND", "PERCENT", "REVISION", "INACTIVE")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "action",
-        choices=tuple(USAGE),
-        help="create: from the binding record in FILE (- is stdin); list; show; set: replace what the options"
-        " name; validate: the faults of a binding, or of the record in FILE; history: its versions; rollback:"
-        " to an earlier one" + calls.HELP,
-    )
-    parser.add_argument("which", metavar="ID|FILE|…", nargs="?", default="")
-    parser.add_argument("revision", metavar="REVISION", nargs="?", default="", help="for rollback")
-    add_binding_options(parser)
-    parser.add_argument("--version", metavar="VERSION", help="for set: of the package")
-    parser.add_argument("--status", choices=("active", "disabled"), help="for set")
-    parser.add_argument(
-        "--if-match", metavar="N", help="for set and rollback: only if N is the binding's revision by now"
-    )
-    parser.add_argument("--org", metavar="ORG", help="for list, records, invoke and event: of this org")
-    calls.add_call_options(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    add_socket(parser)
-    add_token(parser)
+    add_actions(parser, ACTIONS)
 
 
 def add_binding_options(parser: argparse.ArgumentParser) -> None:
@@ -72,14 +43,50 @@ def add_binding_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def advice(message: str) -> str:
-    return "use runner binding " + "; ".join(USAGE.values())
+def _add_common(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    add_socket(parser)
+    add_token(parser)
+
+
+_ID = argument("which", "ID", "the binding; runner binding list lists them")
+_IF_MATCH = argument("--if-match", "N", "only if N is the binding's revision by now")
+_SET = (
+    argument("--version", "VERSION", "of the package"),
+    lambda parser: parser.add_argument("--status", choices=("active", "disabled")),
+)
+ACTIONS: Actions = {
+    "create": (
+        "create a binding",
+        (argument("which", "FILE", "the record of the binding; - is stdin"), _add_common),
+    ),
+    "list": ("list bindings", (argument("--org", "ORG", "only of this org"), _add_common)),
+    "show": ("print a binding", (_ID, _add_common)),
+    "set": (
+        "replace what the options name",
+        (_ID, add_binding_options, *_SET, _IF_MATCH, _add_common),
+    ),
+    "validate": (
+        "list the faults of a binding, or of a record",
+        (argument("which", "ID|FILE", "the binding, or a file with a record; - is stdin"), _add_common),
+    ),
+    "history": ("list the versions of a binding", (_ID, _add_common)),
+    "rollback": (
+        "go back to an earlier version",
+        (
+            _ID,
+            argument("revision", "REVISION", "its number; runner binding history lists them"),
+            _IF_MATCH,
+            _add_common,
+        ),
+    ),
+    **{name: (line, (*arguments, _add_common)) for name, (line, arguments) in calls.ACTIONS.items()},
+}
 
 
 def run(args: argparse.Namespace) -> int:
     try:
-        require_words(args)
-        if args.action in calls.USAGE:
+        if args.action in calls.ACTIONS:
             return calls.run(args)
         if args.action == "set" or args.action == "rollback":
             return _change(args)
@@ -98,17 +105,6 @@ def run(args: argparse.Namespace) -> int:
     if isinstance(found, int) or args.action == "show":
         return _show(args, found)
     return show_history(found, as_json=args.json)
-
-
-def require_words(args: argparse.Namespace) -> None:
-    """Raises ValueError."""
-    words = bool(args.which) + bool(args.revision)
-    if words != {"list": 0, "records": 0, "rollback": 2}.get(args.action, 1):
-        raise ValueError(f"write runner binding {USAGE[args.action]}")
-    if args.action != "set":
-        for name in ("version", "status", "config", "policy", "percent"):
-            if getattr(args, name) is not None:
-                raise ValueError(f"--{name} goes with runner binding {USAGE['set']}")
 
 
 def binding_options(args: argparse.Namespace, org: str) -> dict[str, Any]:
@@ -136,7 +132,7 @@ def _change(args: argparse.Namespace) -> int:
         return before
     if args.action == "rollback":
         if not args.revision.isdecimal():
-            raise ValueError(f"write runner binding {USAGE['rollback']}; runner binding history lists them")
+            raise ValueError("REVISION takes a number; runner binding history lists them")
         change: dict[str, Any] = {"revision": int(args.revision)}
     else:
         change = binding_options(args, before["scope"]["org_id"])
@@ -145,7 +141,7 @@ def _change(args: argparse.Namespace) -> int:
         change |= {"status": args.status} if args.status else {}
         change |= {"package_version": args.version} if args.version else {}
         if not change:
-            raise ValueError(f"there is nothing to change: write runner binding {USAGE['set']}")
+            raise ValueError("there is nothing to change: runner binding set --help lists what can be")
     seen = before["revision"] if args.if_match is None else args.if_match
     headers = {"If-Match": f'"{seen}"'}
     if not headers["If-Match"].isprintable():

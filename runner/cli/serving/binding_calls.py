@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from runner.cli.serving.socket_option import ask
 from runner.cli.serving.via import quote
+from runner.cli.shared.actions import Actions, argument
 from runner.cli.shared.json_option import read_json_option
 from runner.cli.shared.table import print_table
 from sandbox.document.diagnostic import printable
@@ -19,40 +20,57 @@ _VERB = "binding"
 _BINDINGS = "/v1/plugin-bindings"
 _RECORDS = "/v1/plugin-invocations"
 _STATUSES = ("succeeded", "failed", "cancelled", "retryable_failure")
-USAGE = {
-    "invoke": "invoke ID|KIND/EXPORT --input JSON",
-    "select": "select ID --sessions JSON|@FILE|-",
-    "records": "records --since 1h",
-    "event": "event TYPE --event JSON",
-    "cancel": "cancel CALL",
-}
-HELP = (
-    "; invoke: call its export, or by KIND/EXPORT (tools/search) the binding of the project or the org;"
-    " select: which sessions its rollout includes; records: of calls; event: for hooks; cancel: a call"
-)
 _TITLES = ("CALL", "STARTED", "BINDING", "EXPORT", "STATUS", "CODE", "ORG", "SESSION")
 _PAGE = 1000
 
 
-def add_call_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--input", metavar="JSON|@FILE|-", help="for invoke")
-    parser.add_argument(
-        "--context", metavar="JSON|@FILE|-", help="for invoke and event: session_id, run_id, …"
-    )
-    parser.add_argument("--project", metavar="PROJECT", help="for invoke and event: in which project")
-    parser.add_argument("--key", metavar="KEY", help="for invoke: the same key makes no second call")
-    parser.add_argument("--timeout", metavar="TIME", help="for invoke: 500ms, 20s")
-    parser.add_argument("--sessions", metavar="JSON|@FILE|-", help="for select: a list of ids")
-    parser.add_argument("--event", metavar="JSON|@FILE|-", help="for event: its subject and summary")
-    parser.add_argument("--id", metavar="ID", help="for event: the same id is stored once")
-    parser.add_argument(
-        "--since", metavar="TIME", help="for records: 2026-01-31T12:00:00Z, or 1h: an hour ago"
-    )
-    parser.add_argument("--until", metavar="TIME", help="for records: before then")
-    parser.add_argument("--binding", metavar="ID", help="for records: only of this binding")
-    parser.add_argument("--ended", choices=_STATUSES, help="for records: only with this status")
-    parser.add_argument("--limit", metavar="N", type=int, default=_PAGE, help="for records: how many at most")
-    parser.add_argument("--format", choices=("text", "jsonl"), default="text", help="for records")
+_JSON = "JSON|@FILE|-"
+_WHERE = (
+    argument("--context", _JSON, "session_id, run_id, …"),
+    argument("--org", "ORG", "of this org"),
+    argument("--project", "PROJECT", "in which project"),
+)
+ACTIONS: Actions = {
+    "invoke": (
+        "call the export of a binding, or of the project's or the org's binding of KIND/EXPORT",
+        (
+            argument("which", "ID|KIND/EXPORT", "the binding, or what it binds, as tools/search"),
+            argument("--input", _JSON, "the input of the call"),
+            *_WHERE,
+            argument("--key", "KEY", "the same key makes no second call"),
+            argument("--timeout", "TIME", "500ms, 20s"),
+        ),
+    ),
+    "select": (
+        "say which sessions a binding's rollout includes",
+        (
+            argument("which", "ID", "the binding; runner binding list lists them"),
+            argument("--sessions", _JSON, "a list of ids", required=True),
+        ),
+    ),
+    "records": (
+        "list the records of calls",
+        (
+            argument("--since", "TIME", "2026-01-31T12:00:00Z, or 1h: an hour ago"),
+            argument("--until", "TIME", "before then"),
+            argument("--binding", "ID", "only of this binding"),
+            argument("--ended", None, "only with this status", choices=_STATUSES),
+            argument("--org", "ORG", "only of this org"),
+            argument("--limit", "N", "how many at most", type=int, default=_PAGE),
+            argument("--format", None, "default: text", choices=("text", "jsonl"), default="text"),
+        ),
+    ),
+    "event": (
+        "tell the hooks about an event",
+        (
+            argument("which", "TYPE", "of the event"),
+            argument("--event", _JSON, "its subject and summary"),
+            *_WHERE,
+            argument("--id", "ID", "the same id is stored once"),
+        ),
+    ),
+    "cancel": ("cancel a call", (argument("which", "CALL", "runner binding records lists them"),)),
+}
 
 
 def run(args: argparse.Namespace) -> int:
@@ -90,7 +108,7 @@ def _context(args: argparse.Namespace) -> dict[str, Any]:
 def _select(args: argparse.Namespace) -> int:
     sessions = read_json_option("--sessions", args.sessions)
     if not isinstance(sessions, list):
-        raise ValueError(f"write runner binding {USAGE['select']}, with a list of ids of sessions")
+        raise ValueError("--sessions takes a list of ids of sessions")
     path = f"{_BINDINGS}/{quote(args.which)}:select"
     found = ask(args, _VERB, "POST", path, {"session_ids": sessions})
     if isinstance(found, int):

@@ -18,27 +18,21 @@ if TYPE_CHECKING:
     import argparse
 
 _TITLES = ("ACCEPTED", "ID", "PLUGIN", "CALLED", "OUTCOME", "SECONDS", "CALLER")
-_FILTERS = ("code", "since", "until", "most", "after", "json")
 _MOST = 100
 _MOST_OF_PAGE = 1000  # of runner/ledger/file.py
 
 
 def add_call_filters(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--code", metavar="CODE", help="with calls: only with this outcome, such as timeout")
+    parser.add_argument("--code", metavar="CODE", help="only with this outcome, such as timeout")
     for option, which in (("--since", "then or later"), ("--until", "before")):
         parser.add_argument(
             option,
             metavar="TIME",
-            help=f"with calls: only those accepted {which}: 2026-01-31T12:00:00Z, or 10m for ten minutes ago",
+            help=f"only those accepted {which}: 2026-01-31T12:00:00Z, or 10m for ten minutes ago",
         )
-    parser.add_argument("--most", metavar="N", type=int, help=f"with calls: how many (default: {_MOST})")
-    parser.add_argument("--after", metavar="ID", help="with calls: those that follow this call in the list")
-    parser.add_argument("--json", action="store_true", help="with calls: print a line of JSON for each")
-
-
-def given_filter(args: argparse.Namespace) -> str:
-    """The first option of `calls` that was given, or ''."""
-    return next((f"--{name}" for name in _FILTERS if getattr(args, name) not in (None, False)), "")
+    parser.add_argument("--most", metavar="N", type=int, help=f"how many (default: {_MOST})")
+    parser.add_argument("--after", metavar="ID", help="those that follow this call in the list")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each")
 
 
 def list_calls(args: argparse.Namespace) -> int:

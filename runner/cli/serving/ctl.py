@@ -9,11 +9,12 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
-from runner.cli.serving.call_list import add_call_filters, given_filter, list_calls
+from runner.cli.serving.call_list import add_call_filters, list_calls
 from runner.cli.serving.fleet_option import HELP as HELP_FLEET
 from runner.cli.serving.fleet_option import ask_workers, fleet_verb, with_fleet
 from runner.cli.serving.socket_option import add_socket, ask
 from runner.cli.serving.via import name_fault, quote
+from runner.cli.shared.actions import add_actions, argument
 from runner.cli.shared.text import say
 from runner.outcome import USAGE_ERROR
 from sandbox.document.diagnostic import printable
@@ -23,89 +24,120 @@ if TYPE_CHECKING:
 
 NAME = "ctl"
 EXAMPLE = "runner ctl reset notes"
-MIXES_ARGUMENTS = True  # options may stand between the action and the name
 _DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
-_OF_PLUGINS = ("start", "stop", "reset", "reload")
-_OF_LETTERS = ("dead", "show", "repeat", "close")
-_OF_DELIVERIES = ("remove",)
-_OF_FLEETS = ("init", "quarantine", "release", "cancel")
+
+
+_NAME = argument("name", "NAME", "the plugin; runner ps lists them")
+_ANY_NAME = argument("name", "NAME", "the plugin; runner ps lists them", nargs="?")
+_LETTER = argument("name", "NAME", "the dead letter; runner ctl dead lists them")
+_FLEET = argument("--fleet", "URL|FILE", f"act on a fleet: {HELP_FLEET}")
+_OF_FLEET = argument("--fleet", "URL|FILE", HELP_FLEET, required=True)
+_REASON = argument("--reason", "TEXT", "with --fleet: what callers read", default="")
+ACTIONS = {
+    "start": ("start a plugin now", (_NAME, add_socket)),
+    "stop": ("stop a plugin until it is started, across restarts of the daemon", (_NAME, add_socket)),
+    "reset": (
+        "forget a plugin's failures and end its quarantine",
+        (
+            _NAME,
+            _FLEET,
+            argument("--worker", "NAME", "with --fleet: only on this worker"),
+            add_socket,
+        ),
+    ),
+    "reload": (
+        "read a plugin's manifest again; without NAME the whole configuration",
+        (_ANY_NAME, add_socket),
+    ),
+    "calls": (
+        "list what was called, the newest first, of one plugin or of all",
+        (_ANY_NAME, add_call_filters, add_socket),
+    ),
+    "drain": (
+        "finish the calls in flight and end the daemon; with --fleet: hold a worker",
+        (argument("name", "NAME", "with --fleet: the worker", nargs="?"), _FLEET, _REASON, add_socket),
+    ),
+    "open": (
+        "print a link to the daemon's page that works once, and open it on a desktop",
+        (
+            lambda parser: parser.add_argument(
+                "--end", action="store_true", help="end all sessions of the page instead"
+            ),
+            add_socket,
+        ),
+    ),
+    "dead": ("list dead letters", (_FLEET, add_socket)),
+    "show": ("print a dead letter", (_LETTER, _FLEET, add_socket)),
+    "repeat": ("try a dead letter again", (_LETTER, _FLEET, add_socket)),
+    "close": (
+        "give a dead letter up",
+        (
+            _LETTER,
+            _FLEET,
+            argument("--reason", "TEXT", "with --fleet: for its audit", default=""),
+            add_socket,
+        ),
+    ),
+    "remove": (
+        "drop a delivery that waits or is dead; with --fleet: all waiting calls of a submitter",
+        (
+            argument("name", "ID", "the delivery; GET /deliveries lists them. With --fleet: the submitter"),
+            _FLEET,
+            add_socket,
+        ),
+    ),
+    "init": (
+        "make the streams of a fleet",
+        (
+            _OF_FLEET,
+            argument(
+                "--replicas",
+                "N",
+                "servers that have each message (default: as it is, and 1 at first)",
+                type=int,
+            ),
+        ),
+    ),
+    "quarantine": (
+        "hold a plugin of a fleet",
+        (
+            argument("name", "NAME", "the plugin"),
+            _OF_FLEET,
+            argument("--reason", "TEXT", "what callers read", default=""),
+        ),
+    ),
+    "release": (
+        "let a plugin or a worker of a fleet go on",
+        (argument("name", "NAME", "the plugin or worker that is held"), _OF_FLEET),
+    ),
+    "cancel": ("end a call of a fleet", (argument("name", "ID", "the call"), _OF_FLEET)),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "action",
-        choices=(*_OF_PLUGINS, "calls", "drain", "open", *_OF_LETTERS, *_OF_DELIVERIES, *_OF_FLEETS),
-        help="start it now; stop it until it is started, across restarts of the daemon; reset forgets its"
-        " failures and ends its quarantine; reload reads its manifest again (without a NAME: the whole"
-        " configuration); calls lists what was called, the newest first, of one plugin or of all; drain"
-        " finishes the calls in flight and ends the daemon; open prints a link to its page that works once,"
-        " within a minute, and opens it on a desktop; dead lists dead letters, show prints one of them,"
-        " repeat tries it again and close gives it up; remove drops a delivery that waits or is dead. With"
-        " --fleet: init makes the streams; reset asks the plugin's workers; dead, show, repeat and close are"
-        " about the fleet's own dead letters; quarantine holds a plugin and drain a worker, release lets them"
-        " go on; cancel ends a call; remove drops all calls of a submitter that wait",
-    )
-    parser.add_argument(
-        "name",
-        metavar="NAME",
-        nargs="?",
-        help="the plugin; runner ps lists them. With show, repeat and close: the dead letter; with remove:"
-        " the id of a delivery. Of a fleet: the plugin, worker, dead letter, call or submitter",
-    )
-    parser.add_argument("--fleet", metavar="URL|FILE", help=f"act on a fleet: {HELP_FLEET}")
-    parser.add_argument(
-        "--replicas",
-        metavar="N",
-        type=int,
-        help="with init: servers that have each message (default: as it is, and 1 at first)",
-    )
-    parser.add_argument(
-        "--reason",
-        metavar="TEXT",
-        default="",
-        help="with quarantine and drain of a fleet: what callers read; with close: for the audit of a fleet",
-    )
-    parser.add_argument("--worker", metavar="NAME", help="with reset of a fleet: only on this worker")
-    parser.add_argument("--end", action="store_true", help="with open: end all sessions of the page instead")
-    add_call_filters(parser)
-    add_socket(parser)
+    add_actions(parser, ACTIONS)
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.fleet is not None:
+    if getattr(args, "fleet", None) is not None:
         return fleet_verb(NAME, lambda: _act_on_fleet(args))
-    if args.action in _OF_FLEETS:
-        say(f"runner ctl: {args.action} is about a fleet: add --fleet URL")
-        return USAGE_ERROR
-    if args.action in ("drain", "open") and args.name is not None:
-        also = ", or use runner ctl stop NAME" * (args.action == "drain")
-        say(f"runner ctl: {args.action} is about the whole daemon: leave NAME out{also}")
-        return USAGE_ERROR
     if stray := _stray_option(args):
         say(f"runner ctl: {stray}")
         return USAGE_ERROR
-    if args.action in (*_OF_PLUGINS, "calls") and (fault := name_fault(args.name or "")):
+    if args.action == "open":
+        return _end_sessions(args) if args.end else _open(args)
+    if args.action in ("dead", "show", "repeat", "close"):
+        return _act_on_letters(args)
+    if args.action == "remove":
+        return _remove(args)
+    if args.action == "drain" and args.name is not None:
+        say("runner ctl: drain is about the whole daemon: leave NAME out, or use runner ctl stop NAME")
+        return USAGE_ERROR
+    if fault := name_fault(args.name or ""):
         say(printable(f"runner ctl: {fault}"))
         return USAGE_ERROR
     if args.action == "calls":
         return list_calls(args)
-    if args.action == "open":
-        return _end_sessions(args) if args.end else _open(args)
-    if args.name is None and args.action not in ("drain", "reload", "dead"):
-        lists = {
-            "remove": "GET /deliveries lists them",
-            **dict.fromkeys(_OF_LETTERS, "runner ctl dead lists them"),
-        }
-        listed = lists.get(args.action, "runner ps lists the plugins")
-        say(f"runner ctl: write runner ctl {args.action} NAME; {listed}")
-        return USAGE_ERROR
-    if args.action == "dead" and args.name is not None:
-        say("runner ctl: dead lists all dead letters: leave NAME out, or use runner ctl show NAME")
-        return USAGE_ERROR
-    if args.action in _OF_LETTERS:
-        return _act_on_letters(args)
-    if args.action == "remove":
-        return _remove(args)
     path = f"/{args.action}" if args.name is None else f"/plugins/{quote(args.name)}/{args.action}"
     found = ask(args, NAME, "POST", path)
     if isinstance(found, int):
@@ -120,21 +152,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _stray_option(args: argparse.Namespace) -> str:
-    """What is wrong about an option that the action does not have, or ''. If it were ignored, `reset NAME
-    --worker W` without --fleet would act on a plugin of the daemon here."""
-    fleet, action = args.fleet is not None, args.action
-    rows = (
-        ("--end" * args.end, not fleet and action == "open", "runner ctl open"),
-        (given_filter(args), not fleet and action == "calls", "runner ctl calls"),
-        ("--worker" * (args.worker is not None), fleet and action == "reset", "reset of a fleet"),
-        ("--replicas" * (args.replicas is not None), fleet and action == "init", "init of a fleet"),
-        (
-            "--reason" * bool(args.reason),
-            fleet and action in ("quarantine", "drain", "close"),
-            "quarantine, drain and close of a fleet",
-        ),
-    )
-    return next((f"{option} goes with {what}" for option, fits, what in rows if option and not fits), "")
+    """What is wrong about an option that only a fleet has, or ''. If it were ignored, `reset NAME --worker W`
+    without --fleet would act on a plugin of the daemon here."""
+    if getattr(args, "worker", None) is not None:
+        return "--worker goes with --fleet"
+    return "--reason goes with --fleet" if getattr(args, "reason", "") else ""
 
 
 def _remove(args: argparse.Namespace) -> int:
@@ -194,13 +216,9 @@ def _act_on_fleet(args: argparse.Namespace) -> int:
     """Raises ValueError, Refused and NoFleet."""
     from runner.fleet import operate
 
-    action, name = args.action, args.name
-    if action not in (*_OF_FLEETS, *_OF_LETTERS, *_OF_DELIVERIES, "drain", "reset"):
-        raise ValueError(f"{action} is about a daemon: leave out --fleet")
-    if stray := _stray_option(args):
-        raise ValueError(stray)
-    if (name is None) != (action in ("init", "dead")):
-        raise ValueError(f"write runner ctl {action}{'' if name else ' NAME'} --fleet URL")
+    action, name = args.action, getattr(args, "name", None)
+    if action == "drain" and name is None:
+        raise ValueError("write runner ctl drain NAME --fleet URL")
     if action == "init":
         from runner.fleet.streams import FleetSizes, make_streams
 
@@ -224,7 +242,7 @@ def _act_on_fleet(args: argparse.Namespace) -> int:
     elif action == "cancel":
         with_fleet(args.fleet, lambda it: it.cancel(name))
     else:
-        with_fleet(args.fleet, operate.hold, action, name, args.reason)
+        with_fleet(args.fleet, operate.hold, action, name, getattr(args, "reason", ""))
     return 0
 
 

@@ -15,6 +15,7 @@ from runner.cli.serving.binding import (
 )
 from runner.cli.serving.socket_option import add_socket, add_token, ask
 from runner.cli.serving.via import quote
+from runner.cli.shared.actions import Actions, argument
 from runner.cli.shared.table import print_table
 from runner.cli.shared.text import say
 from runner.outcome import USAGE_ERROR
@@ -24,60 +25,52 @@ if TYPE_CHECKING:
     import argparse
 
 PATH = "/v1/plugin-packages"
-USAGE = {
-    "import": "import DIR|TAR|REF",
-    "list": "list",
-    "show": "show ID",
-    "install": "install ID --export EXPORT --org ORG",
-    "review": "review ID --verdict approved",
-    "withdraw": "withdraw ID",
-    "restore": "restore ID",
-    "history": "history ID",
-}
-HELP = (
-    "with a daemon's control plane, import: take a package in; list; show; install: bind an export of it;"
-    " review: say whether it may be used, by whom and whose it is; withdraw: stop calls by its bindings;"
-    " restore; history"
-)
 _TITLES = ("ID", "STATE", "SIGNATURE", "REVIEW", "PUBLISHER", "SOURCE", "REASON")
 
 
-def add_control_options(parser: argparse.ArgumentParser) -> None:
-    group: Any = parser.add_argument_group("at a control plane (ID: of the list, or NAME@VERSION)")
-    group.add_argument(
-        "--publisher", metavar="TEXT", help="for import and review; for list: only of this one"
-    )
-    group.add_argument("--verdict", choices=("none", "approved", "rejected"), help="for import and review")
-    group.add_argument(
-        "--for-org",
-        metavar="ORG",
-        action="append",
-        help="for import and review: only this org may install it; may be given several times",
-    )
-    group.add_argument(
-        "--state", help="for list: contract-ready, imported, available, installed or withdrawn"
-    )
-    group.add_argument("--export", metavar="EXPORT", help="for install: what is bound")
-    group.add_argument("--org", metavar="ORG", help="for install: whom it is bound for")
-    group.add_argument("--id", metavar="ID", help="for install: of the binding, if the operator chooses it")
-    group.add_argument("--project", metavar="PROJECT", help="for install: only for this project of the org")
-    add_binding_options(group)
-    add_socket(group)
-    add_token(group)
-
-
-def given_control(args: argparse.Namespace) -> list[tuple[str, bool, tuple[str, ...]]]:
-    """Our options: whether each was given, and the actions that it belongs to."""
-    install = dict.fromkeys(
-        ("export", "org", "id", "project", "percent", "config", "policy", "secret"), ("install",)
-    )
-    decided = dict.fromkeys(("verdict", "for_org"), ("import", "review"))
-    owners = {"publisher": ("import", "review", "list"), "state": ("list",), **decided, **install}
-    owners["token_file"] = ("list", "show", "install")
-    return [
-        (f"--{name.replace('_', '-')}", getattr(args, name) not in (None, []), actions)
-        for name, actions in owners.items()
-    ]
+_ID = argument("folder", "ID", "the package: of the list, or NAME@VERSION")
+_PUBLISHER = argument("--publisher", "TEXT", "whose package it is")
+_FOR_ORG = argument(
+    "--for-org", "ORG", "only this org may install it; may be given several times", action="append"
+)
+_VERDICT = argument("--verdict", None, "may it be used", choices=("none", "approved", "rejected"))
+_STATES = "contract-ready, imported, available, installed or withdrawn"
+ACTIONS: Actions = {
+    "import": (
+        "take a package into a control plane",
+        (
+            argument("folder", "DIR|TAR|REF", "its folder, an archive, or oci://HOST/NAME:TAG"),
+            *(_PUBLISHER, _VERDICT, _FOR_ORG, add_socket),
+        ),
+    ),
+    "list": (
+        "list the packages of a control plane",
+        (
+            argument("--state", "STATE", _STATES),
+            argument("--publisher", "TEXT", "only of this one"),
+            *(add_socket, add_token),
+        ),
+    ),
+    "show": ("print a package of a control plane", (_ID, add_socket, add_token)),
+    "install": (
+        "bind an export of a package",
+        (
+            _ID,
+            argument("--export", "EXPORT", "what is bound", required=True),
+            argument("--org", "ORG", "whom it is bound for", required=True),
+            argument("--id", "ID", "of the binding, if the operator chooses it"),
+            argument("--project", "PROJECT", "only for this project of the org"),
+            *(add_binding_options, add_socket, add_token),
+        ),
+    ),
+    "review": (
+        "say whether a package may be used, by whom and whose it is",
+        (_ID, _PUBLISHER, _VERDICT, _FOR_ORG, add_socket),
+    ),
+    "withdraw": ("stop calls by the bindings of a package", (_ID, add_socket)),
+    "restore": ("end a withdrawal", (_ID, add_socket)),
+    "history": ("list what was done with a package", (_ID, add_socket)),
+}
 
 
 def run_control(args: argparse.Namespace, which: str) -> int:
@@ -148,7 +141,7 @@ def _review(args: argparse.Namespace, path: str) -> Any:
 
 def _install(args: argparse.Namespace, path: str, as_json: bool) -> int:
     if not args.export or not args.org:
-        raise ValueError(f"write runner package {USAGE['install']}")
+        raise ValueError("write runner package install ID --export EXPORT --org ORG")
     scope = {"org_id": args.org, **({"project_id": args.project} if args.project else {})}
     record = {"export_id": args.export, "scope": scope, **binding_options(args, args.org)}
     record |= {"binding_id": args.id} if args.id else {}

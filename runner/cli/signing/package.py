@@ -12,7 +12,8 @@ import time
 from typing import Any
 
 from runner.cli.serving import packages as control
-from runner.cli.shared.registry import add_registry, given_options
+from runner.cli.shared.actions import Actions, add_actions, argument
+from runner.cli.shared.registry import add_registry
 from runner.cli.shared.text import print_diagnostics, say, warn
 from runner.manifest.load import lint as lint_manifest
 from runner.outcome import EXIT, USAGE_ERROR
@@ -23,21 +24,10 @@ from sandbox.paths.mounts import contains
 
 NAME = "package"
 EXAMPLE = "runner package verify ./my-plugin --trust /etc/runner/trusted-keys"
-MIXES_ARGUMENTS = True  # options may stand between the action and the folder
 
 SCHEMA = "runner.package.v1"
 
 _NOT_WRITTEN = 1
-USAGE = {
-    "lint": "lint DIR",
-    "sign": "sign DIR --key FILE",
-    "verify": "verify DIR --trust FILE",
-    "push": "push DIR REF",
-    "pull": "pull REF [DIR] --trust FILE (or --unsigned)",
-    "inspect": "inspect REF",
-    **control.USAGE,
-}
-NEEDS = {"sign": "--key FILE", "verify": "--trust FILE", "push": "a reference"}
 
 
 class _Refused(Exception):
@@ -51,52 +41,73 @@ class _Refused(Exception):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "action",
-        choices=tuple(USAGE),
-        help="lint: all that check finds, and what is unwise to publish; sign: lint, then sign; "
-        "verify: whether a trusted key signed exactly these files; push: lint, then copy DIR and its "
-        "signature to the registry; pull: into the new folder DIR; inspect: what the registry has; "
-        + control.HELP,
-    )
-    parser.add_argument(
-        "folder",
-        metavar="DIR|REF|ID",
-        nargs="?",
-        default="",
-        help="the plugin's folder, oci://HOST/NAME:TAG, or the id of a package of the control plane",
-    )
-    parser.add_argument("other", metavar="REF|DIR", nargs="?", default="", help="for push and pull")
-    parser.add_argument("--key", metavar="FILE", help="for sign: the private key that runner keygen made")
-    parser.add_argument(
-        "--key-id", metavar="ID", default="", help="for sign: the key's name; default: that in FILE.pub"
-    )
-    parser.add_argument(
-        "--trust", metavar="FILE", help="for verify, pull, inspect: the keys that are trusted"
-    )
-    parser.add_argument(
-        "--unsigned",
-        action="store_true",
-        help="for pull: take a package whose signature is not checked, or missing",
-    )
-    parser.add_argument("--contract", help="of the manifest, if its name does not tell")
-    parser.add_argument("--format", choices=("text", "json"), default="text", help="default: text")
+    add_actions(parser, ACTIONS)
+
+
+def _add_source(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", metavar="DIR", help="the plugin's folder")
+    _CONTRACT(parser)
+
+
+def _add_registry(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--deadline", metavar="TIME", default="10m", help="of a registry (default: 10m)")
     add_registry(parser)
-    control.add_control_options(parser)
 
 
-def advice(message: str) -> str:
-    known = "use runner package " + ", ".join(USAGE.values())
-    return known if "action" in message or "folder" in message or "DIR" in message else ""
+def _add_trust_of_pull(parser: argparse.ArgumentParser) -> None:
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--trust", metavar="FILE", help=_TRUST)
+    which.add_argument(
+        "--unsigned",
+        action="store_true",
+        help="take a package whose signature is not checked, or missing",
+    )
+
+
+_CONTRACT = argument("--contract", None, "of the manifest, if its name does not tell")
+_TRUST = "the keys that are trusted"
+_REF = argument("folder", "REF", "oci://HOST/NAME:TAG")
+_FORMAT = argument("--format", None, "default: text", choices=("text", "json"), default="text")
+_OF_FOLDERS: Actions = {
+    "lint": ("list all that check finds, and what is unwise to publish", (_add_source,)),
+    "sign": (
+        "lint, then sign",
+        (
+            _add_source,
+            argument("--key", "FILE", "the private key that runner keygen made", required=True),
+            argument("--key-id", "ID", "the key's name; default: that in FILE.pub", default=""),
+        ),
+    ),
+    "verify": (
+        "say whether a trusted key signed exactly these files",
+        (_add_source, argument("--trust", "FILE", _TRUST, required=True)),
+    ),
+    "push": (
+        "lint, then copy a folder and its signature to a registry",
+        (_add_source, argument("other", "REF", "oci://HOST/NAME:TAG"), _add_registry),
+    ),
+    "pull": (
+        "copy a package from a registry into a new folder",
+        (
+            _REF,
+            argument("other", "DIR", "the new folder", nargs="?", default=None),
+            *(_add_trust_of_pull, _CONTRACT, _add_registry),
+        ),
+    ),
+    "inspect": (
+        "say what a registry has under a name",
+        (_REF, argument("--trust", "FILE", _TRUST), _add_registry),
+    ),
+}
+ACTIONS: Actions = {
+    name: (line, (*arguments, _FORMAT))
+    for name, (line, arguments) in {**_OF_FOLDERS, **control.ACTIONS}.items()
+}
 
 
 def run(args: argparse.Namespace) -> int:
-    if fault := _usage_fault(args):
-        say(f"runner package: {fault}")
-        return USAGE_ERROR
-    if args.action in control.USAGE:
-        return control.run_control(args, args.folder)
+    if args.action in control.ACTIONS:
+        return control.run_control(args, getattr(args, "folder", ""))
     found, plugin = ((), None) if args.action in ("pull", "inspect") else _lint(args)
     errors = sum(diagnostic.severity == "error" for diagnostic in found)
     document: dict[str, Any] = {"schema": SCHEMA, "action": args.action, "folder": args.folder, "ok": True}
@@ -131,31 +142,6 @@ def run(args: argparse.Namespace) -> int:
         print_diagnostics(found, sys.stdout)
     say("\n".join(filter(None, map(str.rstrip, lines))), sys.stdout)
     return status
-
-
-def _usage_fault(args: argparse.Namespace) -> str:
-    """Returns what is wrong with the command line, or ''."""
-    action = args.action
-    if bool(args.folder) == (action == "list"):
-        return f"use runner package {USAGE[action]}"
-    needs = {"sign": args.key, "verify": args.trust, "push": args.other or None}
-    if action in needs and needs[action] is None:
-        return f"{action} needs {NEEDS[action]}; use runner package {USAGE[action]}"
-    if action == "pull" and args.unsigned == (args.trust is not None):
-        return f"use runner package {USAGE['pull']}"
-    owners = (
-        ("--key", args.key is not None, ("sign",)),
-        ("--key-id", bool(args.key_id), ("sign",)),
-        ("--trust", args.trust is not None, ("verify", "pull", "inspect")),
-        ("--unsigned", args.unsigned, ("pull",)),
-        ("a second word", bool(args.other), ("push", "pull")),
-        *((option, value, ("push", "pull", "inspect")) for option, value in given_options(args)),
-        *control.given_control(args),
-    )
-    for option, is_given, actions in owners:
-        if is_given and action not in actions:
-            return f"{option} belongs to {actions[0]}; use runner package {USAGE[actions[0]]}"
-    return ""
 
 
 def _transfer(args: argparse.Namespace, plugin: Plugin | None, document: dict[str, Any]) -> list[str]:

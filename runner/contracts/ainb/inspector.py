@@ -14,7 +14,7 @@ from runner.contracts.ainb.terms import INIT_SECONDS
 from runner.protocol.dialect import Setting
 from runner.protocol.framing import HeaderFraming
 from runner.protocol.inspector import HandshakeInspector
-from runner.protocol.observer import Observer, Withheld
+from runner.protocol.rpc_reader import RpcReader, Withheld
 
 
 def make(setting: Setting) -> Inspector:
@@ -27,7 +27,7 @@ class Inspector(HandshakeInspector):
 
     def __init__(self, setting: Setting) -> None:
         methods = frozenset((handshake.INIT,))
-        super().__init__(Observer(methods, read=read_json, judge=_judge, null_results=True), handshake.INIT)
+        super().__init__(RpcReader(methods, read=read_json, judge=_judge, null_results=True), handshake.INIT)
         self._plugin = setting.plugin
 
     def _check_handshake_answer(self, result: Any) -> None:

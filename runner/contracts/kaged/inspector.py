@@ -18,7 +18,7 @@ from runner.contracts.kaged.terms import HANDSHAKE_SECONDS
 from runner.protocol.dialect import Setting, Violation
 from runner.protocol.framing import LineFraming
 from runner.protocol.inspector import HandshakeInspector
-from runner.protocol.observer import Observer, Question, Verdict, Withheld
+from runner.protocol.rpc_reader import RpcReader, Statement, Verdict, Withheld
 
 INITIALIZE = "initialize"
 
@@ -31,8 +31,8 @@ class Inspector(HandshakeInspector):
     framing = LineFraming(FRAME_LIMIT)
 
     def __init__(self, setting: Setting, clock: Callable[[], float] = time.monotonic) -> None:
-        observer = Observer(frozenset((INITIALIZE,)), judge=_judge_line, one_kind=True, null_results=True)
-        super().__init__(observer, INITIALIZE)
+        reader = RpcReader(frozenset((INITIALIZE,)), judge=_judge_line, one_kind=True, null_results=True)
+        super().__init__(reader, INITIALIZE)
         self._plugin = setting.plugin
         self._clock = clock
         self._declared = declared_by(setting.plugin).notifications
@@ -45,8 +45,8 @@ class Inspector(HandshakeInspector):
     def _check_handshake_answer(self, result: Any) -> None:
         handshake.read_handshake_answer(result, self._plugin)
 
-    def _asked(self, question: Question) -> Verdict:
-        if question.is_question:
+    def _asked(self, question: Statement) -> Verdict:
+        if question.is_request:
             return None
         if not self._rate.admits(self._clock()):
             return Withheld("rate", f"a plugin may send {PER_SECOND} notifications a second")

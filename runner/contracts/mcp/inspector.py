@@ -15,7 +15,7 @@ from runner.contracts.mcp.handshake import bad_initialize_result, handshake_seco
 from runner.contracts.mcp.pending_call import INPUTS
 from runner.protocol.dialect import Setting, Violation
 from runner.protocol.framing import LineFraming
-from runner.protocol.observer import Answered, Heard, Observer, Question, Verdict
+from runner.protocol.rpc_reader import Answered, Heard, RpcReader, Statement, Verdict
 
 DISCOVER, INITIALIZE = "server/discover", "initialize"
 
@@ -32,7 +32,7 @@ class Inspector:
         self._plugin = setting.plugin
         self.handshake_seconds = handshake_seconds(setting)
         # After server/discover a host may still send initialize.
-        self._observer = Observer(
+        self._reader = RpcReader(
             frozenset((DISCOVER, INITIALIZE)),
             handshakes=frozenset((INITIALIZE,)),
             versioned=True,
@@ -44,27 +44,27 @@ class Inspector:
 
     @property
     def strays(self) -> Mapping[str, int]:
-        return self._observer.strays
+        return self._reader.strays
 
     def host_frame(self, raw: bytes | None) -> None:
-        for asked in self._observer.host(raw):
+        for asked in self._reader.host(raw):
             if asked.method == INITIALIZE:
-                self.awaiting = asked.is_question and not self.handshaken
-            elif asked.is_question and not self.awaiting and asked.method not in (DISCOVER, "ping"):
-                self.handshaken = self._observer.settled = True  # the host uses no handshake
+                self.awaiting = asked.is_request and not self.handshaken
+            elif asked.is_request and not self.awaiting and asked.method not in (DISCOVER, "ping"):
+                self.handshaken = self._reader.settled = True  # the host uses no handshake
 
     def plugin_frame(self, raw: bytes) -> Verdict:
-        return self._observer.plugin(raw, self._fault_of, batch=MOST_IN_BATCH if self._batches else 0)
+        return self._reader.plugin(raw, self._fault_of, batch=MOST_IN_BATCH if self._batches else 0)
 
     def _fault_of(self, heard: Heard) -> Violation | None:
-        if isinstance(heard, Question):
+        if isinstance(heard, Statement):
             return self._asked(heard)
         return self._handshake_answered(heard) if heard.method in (DISCOVER, INITIALIZE) else None
 
-    def _asked(self, question: Question) -> Violation | None:
-        if not question.is_question:
+    def _asked(self, question: Statement) -> Violation | None:
+        if not question.is_request:
             if question.method == "notifications/cancelled" and isinstance(question.params, dict):
-                self._observer.forget_question(question.params.get("requestId"))
+                self._reader.forget_question(question.params.get("requestId"))
             return None
         if fault := fault_of_id(question.method, question.number):
             return fault

@@ -7,21 +7,18 @@ import argparse
 import json
 import os
 import shlex
-import shutil
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from runner.cli.shared.install_reference import install_reference, is_reference, update_reference
+from runner.cli.shared.install_terminal import ProgressBar, confirm, has_terminal
 from runner.cli.shared.registry import (
-    access_of,
     add_registry,
     given_options,
     say_fault,
-    signature_text,
     status_of,
-    trust_of,
 )
 from runner.cli.shared.text import print_diagnostics, say
 from runner.outcome import EXIT, USAGE_ERROR
@@ -35,8 +32,6 @@ if TYPE_CHECKING:
     from runner.install.registry import Registries
     from runner.install.request import Request
     from runner.install.store import Installed, Locked, Store
-    from runner.oci.stored import StoredPackage
-    from runner.plugin import Plugin
 
 NAME = "install"
 EXAMPLE = "runner install ~/.cursor/mcp.json"
@@ -44,7 +39,6 @@ PASSES_ARGUMENTS = True
 SCHEMA = "runner.install.v1"
 
 _FAILED = 1
-_BAR = 24  # characters
 _ABOUT = """\
 {help}
 
@@ -126,8 +120,8 @@ def _act(args: argparse.Namespace) -> int:
         return _remove(_named(stores, args.remove))
     if args.update is not None:
         return _update(_named(stores, args.update), args)
-    if _is_reference(args.file):
-        return _install_reference(args, Store(main_store_root(os.environ)), args.file)
+    if is_reference(args.file):
+        return install_reference(args, Store(main_store_root(os.environ)), args.file)
     return _install(Store(main_store_root(os.environ)), _wanted(args), args)
 
 
@@ -175,17 +169,13 @@ def _usage_fault(args: argparse.Namespace) -> str:
         return "--list, --update, --remove and --verify take no configuration and no command"
     if not any(actions) and subjects != 1:
         return "name a configuration, or write a command behind --, as in runner install -- npx -y PACKAGE"
-    if args.server and (not args.file or _is_reference(args.file)):
+    if args.server and (not args.file or is_reference(args.file)):
         return "--server goes with a configuration"
     if args.scripts and args.update is None and any(actions):
         return "--scripts goes with an installation or --update"
     if args.downgrade and args.update is None:
         return "--downgrade goes with --update"
-    if (
-        any(given for _, given in given_options(args))
-        and args.update is None
-        and not _is_reference(args.file)
-    ):
+    if any(given for _, given in given_options(args)) and args.update is None and not is_reference(args.file):
         return "--ca, --plain-http and --allow-host go with oci://… and with --update"
     for limit in ("deadline", "disk"):
         try:
@@ -259,10 +249,10 @@ def offer(wanted: Sequence[Wanted], *, yes: bool, required: bool) -> int | None:
         sources = _tell_sources(wanted)
         if not sources:
             return _FAILED
-        if not yes and not required and not _has_terminal():
+        if not yes and not required and not has_terminal():
             say("Without a terminal they are not fetched: add --install --yes to do that first.", sys.stdout)
             return EXIT["ok"]
-        if not yes and _confirm("Fetch and install?") is not None:
+        if not yes and confirm("Fetch and install?") is not None:
             refused = required
             return EXIT["ok"]
         return _install_all(Store(main_store_root(os.environ)), wanted, sources)
@@ -287,7 +277,7 @@ def _install(store: Store, wanted: Sequence[Wanted], args: argparse.Namespace) -
     sources = _tell_sources(tuple(todo.values()))
     if not sources:
         return _FAILED
-    if not args.yes and (refusal := _confirm("Fetch and install?")) is not None:
+    if not args.yes and (refusal := confirm("Fetch and install?")) is not None:
         return refusal
     limits = FetchLimits(args.deadline, args.disk)
     return _install_all(store, tuple(todo.values()), sources, scripts=args.scripts, limits=limits)
@@ -339,7 +329,7 @@ def _install_all(
             if _has(store, each.request, scripts=scripts):  # by another installation, meanwhile
                 say(f"{_label(each)} is installed", sys.stdout)
                 continue
-            progress = Progress(number, len(wanted), _label(each))
+            progress = ProgressBar(number, len(wanted), _label(each))
             try:
                 with fetching(
                     store,
@@ -370,114 +360,6 @@ def _install_all(
                 names = ", ".join(map(printable, each.request.unpinned))
                 say(f"  {names}: not pinned; it stays as it is until runner install --update", sys.stdout)
     return status
-
-
-# --- packages of OCI registries -----------------------------------------------------------------------------
-
-
-def _is_reference(word: str | None) -> bool:
-    return word is not None and word.startswith("oci://")
-
-
-def _install_reference(args: argparse.Namespace, store: Store, word: str) -> int:
-    """Raises PackageFault."""
-    from runner.oci.reference import parse_reference
-    from runner.oci.stored import find_set
-
-    reference = parse_reference(word)
-    if find_set(reference, store) is not None:
-        say(f"{reference} is installed already; --update asks the registry again", sys.stdout)
-        return EXIT["ok"]
-    access = access_of(args)
-    say(f"{reference} will be fetched from {reference.registry}", sys.stdout)
-    if not args.yes and (refusal := _confirm("Fetch and install?")) is not None:
-        return refusal
-    trust, required = trust_of(None)
-    from runner.oci.client import wait_for
-    from runner.oci.fetch import fetch
-
-    tell = partial(say, stream=sys.stdout)
-    package = wait_for(
-        lambda: fetch(reference, store, trust=trust, required=required, access=access, tell=tell)
-    )
-    say(f"  installed {printable(package.plugin.id)} {printable(package.plugin.version)}", sys.stdout)
-    say(f"  signature: {signature_text(package.signature, trust)}", sys.stdout)
-    if reference.tag:
-        say(
-            f"  pinned to {package.digest}; it stays so until runner install --update {reference}", sys.stdout
-        )
-    return EXIT["ok"]
-
-
-def _update_reference(args: argparse.Namespace, store: Store, request: Request) -> int:
-    """Raises PackageFault."""
-    from runner.oci.reference import parse_reference
-
-    access, reference = access_of(args), parse_reference(request.packages[0])
-    trust, required = trust_of(None)
-    status = EXIT["ok"]
-    from runner.oci.client import call_in_main, wait_for
-    from runner.oci.fetch import fetch
-    from runner.oci.stored import find_stored
-
-    before = find_stored(reference, store)
-
-    def accept(old: StoredPackage | None, plugin: Plugin, digest: str) -> bool:
-        nonlocal status
-        if old is None or old.digest == digest:
-            return True
-        versions = printable(f"{old.plugin.version} -> {plugin.version}")
-        say(f"{reference}: {versions}, {old.digest} -> {digest}", sys.stdout)
-        refusal = None if args.yes else call_in_main(lambda: _confirm("Update?"))
-        status = EXIT["ok"] if refusal is None else refusal
-        return refusal is None
-
-    now = wait_for(
-        lambda: fetch(
-            reference,
-            store,
-            trust=trust,
-            required=required,
-            access=access,
-            update=True,
-            older=args.downgrade,
-            accept=accept,
-            tell=partial(say, stream=sys.stdout),
-        )
-    )
-    if status == EXIT["ok"]:
-        same = before is not None and before.path == now.path
-        say(f"{reference}: {'nothing newer' if same else 'updated'}", sys.stdout)
-        with store.changing(lambda text: say(text, sys.stdout)):
-            store.remove_unused()
-    return status
-
-
-class Progress:
-    """Which of several is under way: a bar on a terminal, a line elsewhere."""
-
-    def __init__(self, number: int, count: int, label: str) -> None:
-        self._begin = time.monotonic()
-        self._bar = sys.stderr.isatty()
-        done = round(_BAR * (number - 1) / count)
-        self._text = f"[{'#' * done}{'.' * (_BAR - done)}] {number} of {count}: {label}"
-        if not self._bar:
-            say(f"[{number}/{count}] {label} …", sys.stdout)
-        sys.stdout.flush()
-        self.tick()
-
-    def tick(self) -> None:
-        if self._bar:
-            width = max(shutil.get_terminal_size().columns - 1, 20)
-            line = f"{self._text}, {time.monotonic() - self._begin:.0f} s"
-            sys.stderr.write(f"\r\033[K{line[:width]}")
-            sys.stderr.flush()
-
-    def end(self) -> None:
-        """Take the bar away."""
-        if self._bar:
-            sys.stderr.write("\r\033[K")
-            sys.stderr.flush()
 
 
 def _sources(
@@ -572,7 +454,7 @@ def _update(named: Mapping[Store, Sequence[Installed]], args: argparse.Namespace
         chosen = [each for each in installed if each.request.unpinned or args.update]
         for each in chosen:
             if each.request.registry == "oci":
-                status = max(status, _told(partial(_update_reference, args, store, each.request)))
+                status = max(status, _told(partial(update_reference, args, store, each.request)))
         old = [each for each in chosen if each.request.registry != "oci"]
         if not old:
             continue
@@ -584,7 +466,7 @@ def _update(named: Mapping[Store, Sequence[Installed]], args: argparse.Namespace
                 if lock is not None and lock.ran_scripts and not args.scripts:
                     say(f"{label}: its install scripts have run; add --scripts to update it", sys.stdout)
                     continue
-                progress = Progress(number, len(old), label)
+                progress = ProgressBar(number, len(old), label)
                 try:
                     with fetching(
                         store,
@@ -605,7 +487,7 @@ def _update(named: Mapping[Store, Sequence[Installed]], args: argparse.Namespace
                             say(f"  {line}", sys.stdout)
                         if fetched.note:
                             say(f"  {fetched.note}", sys.stdout)
-                        if not args.yes and (refusal := _confirm("Update?")) is not None:
+                        if not args.yes and (refusal := confirm("Update?")) is not None:
                             status = refusal
                             continue
                         store.add(fetched.installed, fetched.lock, fetched.folder)
@@ -644,24 +526,6 @@ def _versions(installed: Installed) -> str:
 def _label(wanted: Wanted) -> str:
     packages = printable(str(wanted.request))
     return f"{printable(wanted.server)} ({packages})" if wanted.server else packages
-
-
-def _has_terminal() -> bool:
-    return sys.stdin.isatty() and sys.stderr.isatty()
-
-
-def _confirm(question: str) -> int | None:
-    """Ask the person. Returns None for yes, else the exit status."""
-    if not _has_terminal():
-        say("runner install: there is no terminal to ask on; nothing was changed; add --yes")
-        return USAGE_ERROR
-    sys.stdout.flush()
-    sys.stderr.write(f"{question} [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() in ("y", "yes"):
-        return None
-    say("Nothing was changed.")
-    return _FAILED
 
 
 def _fail(text: str) -> None:

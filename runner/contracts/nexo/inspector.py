@@ -10,7 +10,7 @@ from runner.protocol.ambiguity import odd_key
 from runner.protocol.dialect import Setting
 from runner.protocol.framing import LineFraming
 from runner.protocol.inspector import HandshakeInspector
-from runner.protocol.observer import Observer, Question, Verdict, Withheld
+from runner.protocol.rpc_reader import RpcReader, Statement, Verdict, Withheld
 
 # The keys of a publication that are read, and those of the event in it.
 _OUTER_WORDS, _WORDS = frozenset(("topic", "event")), frozenset(("topic",))
@@ -26,7 +26,7 @@ class Inspector(HandshakeInspector):
     framing = LineFraming(FRAME_LIMIT)
 
     def __init__(self, setting: Setting) -> None:
-        super().__init__(Observer(frozenset((INITIALIZE, PUBLISH)), null_results=True), INITIALIZE)
+        super().__init__(RpcReader(frozenset((INITIALIZE, PUBLISH)), null_results=True), INITIALIZE)
         self._plugin = setting.plugin
         self._topics = topics.read_topics(setting.plugin)
         # The host started the runner, so the host's variables are in the runner's environment.
@@ -35,7 +35,7 @@ class Inspector(HandshakeInspector):
     def _check_handshake_answer(self, result: Any) -> None:
         handshake.read_handshake_answer(result, self._plugin)
 
-    def _asked(self, question: Question) -> Verdict:
+    def _asked(self, question: Statement) -> Verdict:
         return self._published(question.params) if question.method == PUBLISH else None
 
     def _published(self, params: Any) -> Withheld | None:

@@ -9,7 +9,7 @@ from runner.contracts.rune.exchange import LINE_LIMIT
 from runner.protocol import wire
 from runner.protocol.dialect import Setting, Violation
 from runner.protocol.framing import LineFraming
-from runner.protocol.observer import Rewritten, Verdict, Withheld
+from runner.protocol.rpc_reader import Rewritten, Verdict, Withheld
 
 
 def make(setting: Setting) -> Inspector:

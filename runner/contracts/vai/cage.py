@@ -198,17 +198,17 @@ def reachable_hosts(
     if export.permissions.network == "egress":
         allowed = _LISTED_BY_POLICY if hosts is None else hosts
     if gateway and export.permissions.scopes:
-        allowed = (*allowed, _gateway_host(gateway))
+        allowed = (*allowed, _api_gateway_host(gateway))
     return tuple(dict.fromkeys(allowed))
 
 
-def _gateway_host(url: str) -> str:
+def _api_gateway_host(url: str) -> str:
     """HOST:PORT of a gateway's URL. Raises OptionsFault."""
     # Imported here: few launches have a gateway.
-    from runner.protocol.gateway_url import gateway_host
+    from runner.protocol.api_gateway import api_gateway_host
 
     try:
-        return gateway_host(url)
+        return api_gateway_host(url)
     except ValueError as error:
         hint = "give --gateway-url https://HOST"
         raise OptionsFault("gateway_url", f"the gateway's URL {error}", hint) from None

@@ -32,7 +32,7 @@ from runner.contracts.vai.results import read_response
 from runner.contracts.vai.terms import HELLO_SECONDS
 from runner.protocol.dialect import HandshakeFault, Setting, Violation
 from runner.protocol.framing import HeaderFraming
-from runner.protocol.observer import LONGEST, MOST_OPEN, Verdict, Withheld
+from runner.protocol.rpc_reader import LONGEST, MOST_OPEN, Verdict, Withheld
 from sandbox.document.diagnostic import quoted
 
 _KINDS = {operation: kind for kind, operation in OPERATIONS.items()}

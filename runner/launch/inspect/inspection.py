@@ -18,7 +18,7 @@ from runner.outcome import Phase
 from runner.protocol.dialect import Violation
 from runner.protocol.frames import FrameFault
 from runner.protocol.inspector import Inspector
-from runner.protocol.observer import Rewritten, Verdict, Withheld
+from runner.protocol.rpc_reader import Rewritten, Verdict, Withheld
 from sandbox.limits.meter import VIOLATION, Meter
 from sandbox.spec import Limits
 from sandbox.speed.typed import Callable, Mapping

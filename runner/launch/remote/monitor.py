@@ -62,7 +62,7 @@ from runner.launch.remote.shared_plan import (
     hand_over,
 )
 from runner.launch.report import explain_failure, make_scene, notes, report
-from runner.launch.run import SeePlanned, run_steps
+from runner.launch.run import run_steps
 from runner.launch.sources import Sources
 from runner.launch.stages import Decided, Ended, Planned, Stage, Started, Stopwatch, ended_of
 from runner.launch.stdio import Plumbing, connect_session
@@ -70,9 +70,9 @@ from runner.launch.verdict import judge
 from runner.launch.wait import Need, Steps, drive
 from runner.outcome import EXEC_NO_CAGE, Failure, Outcome
 from runner.plugin import Allowance
-from sandbox.cell.contents import read_contents
+from sandbox.cell.contents import Contents, read_contents
 from sandbox.files import write_all
-from sandbox.look import Questions
+from sandbox.look import AskedFacts
 from sandbox.speed.codec import decode, encode
 
 # How long a process that watches other plugins too may take to acquire what a launch needs. It takes some
@@ -157,31 +157,15 @@ def _serve(
             order, contents = decode_order(content), read_contents(descriptors.contents)
             _go_to(order)
             host = _SessionHost(descriptors.host, control, before, streams, order)
-            before.start()
-            os.chdir(order.cwd)
-            if shared is not None and contents:
-                shared.pass_by()
-                shared = None
-            see_planned = None if shared is None else _sharing(shared, order, descriptors, before)
-            if order.parks:
-                see_planned = _parking(control, bool(contents), see_planned)
-            steps = run_steps(
-                *(order.invocation, order.environ, order.began, host, contents),
-                see_planned=see_planned,
-                releases=host if order.parks else None,
-            )
+            steps = _OrderedLaunch(order, contents, host, descriptors, shared).steps()
         else:
             os.close(descriptors.contents)
             told, planned = decode_shared(content)
             order = told.order
             _go_to(order)
             host = _SessionHost(descriptors.host, control, before, streams, order)
-            gc.disable()  # as in the fork server, until the plugin runs
-            before.start(_ACQUIRE_SECONDS)
             given = GivenSources(dict(zip(told.sources, sources, strict=True)), told.where)
-            watch = Stopwatch(planned.timings, told.since)
-            releases = host if order.parks else None
-            steps = plan_steps(planned, order.environ, order.began, host, given, watch, releases=releases)
+            steps = _start_planned(planned, order, host, given, told.since)
         stage = ended = yield from steps
         grant = ended.started.planned.grant
         outcome, status = judge(ended.end, grant.limits, grant.decided_by)
@@ -260,44 +244,88 @@ def _diagnose_aside(outcome: Outcome, stage: Stage | None) -> Steps[Outcome]:
     return found
 
 
-def _sharing(
-    shared: SharedMonitor,
-    order: LaunchOrder,
-    descriptors: LaunchDescriptors,
-    before: Interruptible,
-) -> SeePlanned:
-    def see_planned(planned: Planned, sources: Sources, _: Questions | None) -> None:
+class _OrderedLaunch:
+    """A launch by an order, which is planned here. The shared monitor may go on with it then."""
+
+    def __init__(
+        self,
+        order: LaunchOrder,
+        contents: Contents,
+        host: _SessionHost,
+        descriptors: LaunchDescriptors,
+        shared: SharedMonitor | None,
+    ) -> None:
+        self._order = order
+        self._contents = contents
+        self._host = host
+        self._descriptors = descriptors
+        self._shared = shared
+
+    def steps(self) -> Steps[Ended]:
+        order = self._order
+        self._host.before.start()
+        os.chdir(order.cwd)
+        if self._shared is not None and self._contents:
+            self._shared.pass_by()
+            self._shared = None
+        return (
+            yield from run_steps(
+                order.invocation,
+                order.environ,
+                order.began,
+                self._host,
+                self._contents,
+                see_planned=self._see_planned,
+                releases=self._host if order.parks else None,
+            )
+        )
+
+    def _see_planned(self, planned: Planned, sources: Sources, asked: AskedFacts | None) -> None:
+        """Called before anything on the machine is changed."""
+        if self._order.parks:
+            assert asked is not None
+            self._tell_parkable(planned, asked)
+        if self._shared is not None:
+            self._offer(self._shared, planned, sources)
+
+    def _tell_parkable(self, planned: Planned, asked: AskedFacts) -> None:
+        """Tell the host what the parked cell will rest on, before anything of it exists. Raises Failure for a
+        plan that must not wait."""
+        if self._contents:
+            why = "it gets files that exist only in memory"
+        else:
+            why = parking_fault(planned, asked)
+        if why:
+            told = Outcome("cancelled", "plan", f"no cell is parked: {why}", "not_parked")
+            raise Failure(told, EXEC_NO_CAGE)
+        if not self._host.control.tell(Parkable(pack_facts(asked))):
+            raise CalledOff
+
+    def _offer(self, shared: SharedMonitor, planned: Planned, sources: Sources) -> None:
+        """Raises HandedOver if the shared monitor goes on with it."""
         held = sources.held
-        before.stop()  # the shared monitor sets up the same socket
+        self._host.before.stop()  # the shared monitor sets up the same socket
         if (
             held is not None
             and can_be_shared(planned)
-            and hand_over(shared, order, planned, held.opened.descriptors, descriptors)
+            and hand_over(shared, self._order, planned, held.opened.descriptors, self._descriptors)
         ):
             raise HandedOver
         shared.pass_by()
-        before.start()
-
-    return see_planned
+        self._host.before.start()
 
 
-def _parking(control: Control, has_contents: bool, then: SeePlanned | None) -> SeePlanned:
-    """Tell the host what the parked cell will rest on, before anything of it exists. Raises Failure for a
-    plan that must not wait."""
-
-    def see_planned(planned: Planned, sources: Sources, asked: Questions | None) -> None:
-        assert asked is not None
-        why = "it gets files that exist only in memory" if has_contents else parking_fault(planned, asked)
-        if why:
-            raise Failure(
-                Outcome("cancelled", "plan", f"no cell is parked: {why}", "not_parked"), EXEC_NO_CAGE
-            )
-        if not control.tell(Parkable(pack_facts(asked))):
-            raise CalledOff
-        if then is not None:
-            then(planned, sources, asked)
-
-    return see_planned
+def _start_planned(
+    planned: Planned, order: LaunchOrder, host: _SessionHost, sources: GivenSources, since: float
+) -> Steps[Ended]:
+    """The rest of a launch that another process has planned."""
+    gc.disable()  # as in the fork server, until the plugin runs
+    host.before.start(_ACQUIRE_SECONDS)
+    watch = Stopwatch(planned.timings, since)
+    releases = host if order.parks else None
+    return (
+        yield from plan_steps(planned, order.environ, order.began, host, sources, watch, releases=releases)
+    )
 
 
 def _go_to(order: LaunchOrder | None) -> None:
@@ -337,38 +365,38 @@ class _SessionHost:
     ) -> None:
         self.caller = caller
         self.fd = control.fd
-        self._control = control
-        self._before = before
+        self.control = control
+        self.before = before
         self._streams = streams
         self._order = order
 
     def see_ready(self, planned: Planned) -> None:
         self.is_ready = True
-        if not self._control.tell(_terms(planned)):
+        if not self.control.tell(_terms(planned)):
             raise CalledOff
 
     def watch_orders(self) -> AbstractContextManager[Control]:
-        self._before.stop()
-        self._before.look()
-        return nullcontext(self._control)
+        self.before.stop()
+        self.before.look()
+        return nullcontext(self.control)
 
     def connect(self, acquired: Acquired) -> AbstractContextManager[Plumbing]:
         return self._streams.connect(acquired.owner.uid, acquired.owner.gid)
 
     def see_started(self, started: Started) -> Started:
-        self._control.tell(Launched(dict(started.timings), started.cell.pid))
+        self.control.tell(Launched(dict(started.timings), started.cell.pid))
         teller = HostTeller(started)
-        started.cell.watch_network(lambda line: self._control.mention(Audited(line, teller.advice(line))))
+        started.cell.watch_network(lambda line: self.control.mention(Audited(line, teller.advice(line))))
         gc.enable()  # the fork server does without; a plugin may live for months
         return started
 
     def see_parked(self) -> None:
-        self._control.tell(Parked())
+        self.control.tell(Parked())
         gc.enable()
 
     def is_released(self) -> bool:
         _go_to(self._order)  # others have had their turn meanwhile
-        return self._control.is_released()
+        return self.control.is_released()
 
 
 class SessionStreams:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from runner.launch.stages import Planned
-    from sandbox.look import Questions
+    from sandbox.look import AskedFacts
 
 # Each home of a machine has some 200 that the denylist asks for.
 _MOST_FACTS = 4096
@@ -29,7 +29,7 @@ _MOST_FACTS = 4096
 _CGROUPS = ("/sys/fs/cgroup", "/proc/self/cgroup", "/proc/self/ns/cgroup")
 
 
-def parking_fault(planned: Planned, asked: Questions) -> str:
+def parking_fault(planned: Planned, asked: AskedFacts) -> str:
     """Reason why this plan must not be parked, or ''."""
     from runner.launch.remote.shared_plan import can_be_shared
 
@@ -49,12 +49,12 @@ def parking_fault(planned: Planned, asked: Questions) -> str:
     return asked.storing_fault()
 
 
-def pack_facts(asked: Questions) -> bytes:
+def pack_facts(asked: AskedFacts) -> bytes:
     kept = [{} if each is asked.facts.alone else _outside_cgroups(each) for each in _kinds(asked)]
     return marshal.dumps(kept, MARSHAL_FORMAT)
 
 
-def _kinds(asked: Questions) -> tuple[dict[Any, Any], ...]:
+def _kinds(asked: AskedFacts) -> tuple[dict[Any, Any], ...]:
     return asked.facts
 
 

@@ -11,7 +11,7 @@ from runner.launch.stored.entry import FORMAT, Blank, LaunchRequest, PlanEntry, 
 from runner.launch.stored.unit import BLANKS, Unit, facts_without_unit, marks, unit_of_plan, without_unit
 from sandbox import CODE_ROOT, cache
 from sandbox.facts import Facts
-from sandbox.look import Questions
+from sandbox.look import AskedFacts
 from sandbox.speed import codec
 from sandbox.speed.typed import TYPE_CHECKING, Any
 
@@ -45,7 +45,7 @@ class PlanWriter:
     """Holds the plan of a launch and the facts it rests on, and stores both once the plugin runs."""
 
     planned: Planned | None = None
-    asked: Questions | None = None
+    asked: AskedFacts | None = None
 
     def __init__(self, request: LaunchRequest) -> None:
         self._request = request
@@ -74,7 +74,7 @@ class PlanWriter:
                 say(f"the plan is not stored: {error!r}")
 
 
-def store_plan(planned: Planned, asked: Questions, request: LaunchRequest) -> str:
+def store_plan(planned: Planned, asked: AskedFacts, request: LaunchRequest) -> str:
     """Store a plan for the next launch like this one. Returns the reason it was not stored, or ''. A cache
     that cannot be written is no reason: the next launch is decided anew."""
     try:
@@ -86,7 +86,7 @@ def store_plan(planned: Planned, asked: Questions, request: LaunchRequest) -> st
     return ""
 
 
-def plan_bytes(planned: Planned, asked: Questions, request: LaunchRequest) -> bytes:
+def plan_bytes(planned: Planned, asked: AskedFacts, request: LaunchRequest) -> bytes:
     """Returns the content of the file, for a plan that may be stored. Raises NotStored."""
     if request.name is None:
         raise NotStored("the caller has no home or no working directory")
@@ -121,7 +121,7 @@ def _require_storable(planned: Planned) -> None:
         raise NotStored("the command line holds values that may be secret")
 
 
-def encode_plan(planned: Planned, asked: Questions, request: LaunchRequest) -> bytes:
+def encode_plan(planned: Planned, asked: AskedFacts, request: LaunchRequest) -> bytes:
     """Returns the content of the file. Raises NotStored if it would contain a secret."""
     note_code(asked)
     unit = unit_of_plan(planned, asked.facts)
@@ -133,7 +133,7 @@ def encode_plan(planned: Planned, asked: Questions, request: LaunchRequest) -> b
     return _encode(planned, asked, request, None)
 
 
-def _encode(planned: Planned, asked: Questions, request: LaunchRequest, unit: Unit | None) -> bytes:
+def _encode(planned: Planned, asked: AskedFacts, request: LaunchRequest, unit: Unit | None) -> bytes:
     blanks: list[tuple[str, str]] = []
     numbers: dict[str, int] = {}
     for number, word in enumerate(request.arguments):
@@ -193,7 +193,7 @@ def _with_blanks(plain: Any, numbers: dict[str, int], secrets: list[str]) -> Any
     return plain
 
 
-def note_code(asked: Questions) -> None:
+def note_code(asked: AskedFacts) -> None:
     """Our own code decided it: in a checkout it changes without a new version."""
     for name, module in tuple(sys.modules.items()):
         if name.partition(".")[0] in _PACKAGES:

@@ -20,7 +20,7 @@ from runner.ledger.sqlite_file import DatabaseUnusable
 from runner.protocol import wire
 from runner.protocol.disguise.forms import SHORTEST
 from runner.protocol.host_services import Delegation, DelegationRequest, HostError
-from runner.serve.control.settings import OrgGateway
+from runner.serve.control.settings import OrgApiGateway
 from runner.serve.token_command import TokenCommandFailed, run_token_command
 
 AUDIT = "delegation"  # the kind of its rows
@@ -32,11 +32,11 @@ _NONE = Delegation("", "", ())  # the plugin gets no gateway
 Hold = Callable[[str, str], Awaitable[str | None]]
 
 
-class BindingGateway:
+class BindingApiGateway:
     """The gateway service of the plugins of one binding. `find`: the settings of its org, as they are now."""
 
     def __init__(
-        self, binding: str, find: Callable[[], OrgGateway | None], hold: Hold, ledger: Ledger
+        self, binding: str, find: Callable[[], OrgApiGateway | None], hold: Hold, ledger: Ledger
     ) -> None:
         self._binding, self._find, self._hold, self._ledger = binding, find, hold, ledger
 

@@ -266,8 +266,12 @@ def judged(row: PackageRow, settings: ControlSettings, now: float) -> PackageRow
             raise PackageFault("signature_missing", "the package is not signed")
         verify(
             row.signature.encode(),
-            *(row.package_id, row.version, settings.trusted, settings.trust or "the trust file", now),
-            lambda: _KnownFiles(row.digest),
+            package_id=row.package_id,
+            version=row.version,
+            trusted=settings.trusted,
+            trust_file=settings.trust or "the trust file",
+            now=now,
+            make_listing=lambda: _KnownFiles(row.digest),
         )
     except PackageFault as broken:
         trust, fault = broken.rule, str(broken)

@@ -37,11 +37,11 @@ from runner.protocol.dialect import Call, CallEnd, Refusal
 from runner.protocol.host_services import Services
 from runner.protocol.secrets import Secrets
 from runner.serve.control.database import BindingRow, ControlDatabase, ControlFile, PackageRow
-from runner.serve.control.delegation import BindingGateway
+from runner.serve.control.delegation import BindingApiGateway
 from runner.serve.control.discovery import effective
 from runner.serve.control.packages import plugin_at
 from runner.serve.control.records import record_row
-from runner.serve.control.settings import ControlSettings, OrgGateway
+from runner.serve.control.settings import ControlSettings, OrgApiGateway
 from runner.serve.desk import DoorCall, OnProgress, off_loop_if_large
 from runner.serve.refusal import Refused
 from runner.session.account import CallAccount, open_account
@@ -222,7 +222,7 @@ class RunningBindings:
                     contract=bound.package.contract,
                     policy=self._policy,
                     environ=self._environ,
-                    services=Services(gateway=self._gateway_of(bound.row)),
+                    services=Services(gateway=self._api_gateway_of(bound.row)),
                     secrets=bound.secrets,
                     options=bound.options,
                     numbers={"idle": _IDLE_SECONDS},
@@ -237,10 +237,10 @@ class RunningBindings:
             self._retire(self._loaded.pop(each))
         return known
 
-    def _gateway_of(self, row: BindingRow) -> BindingGateway:
+    def _api_gateway_of(self, row: BindingRow) -> BindingApiGateway:
         """Makes credentials for calls by a binding, by the settings as they are then."""
 
-        def find() -> OrgGateway | None:
+        def find() -> OrgApiGateway | None:
             org = self._settings().orgs.get(row.org)
             return None if org is None else org.gateway
 
@@ -251,7 +251,7 @@ class RunningBindings:
                     return each.caller
             return None
 
-        return BindingGateway(row.id, find, hold, self._ledger)
+        return BindingApiGateway(row.id, find, hold, self._ledger)
 
     def _require_unchanged(self, package: PackageRow) -> None:
         """Raises PluginFailure if the files of a package are not those that were imported. They are read

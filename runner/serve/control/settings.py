@@ -30,7 +30,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
 from runner.package.keys import TrustedKey, load_trusted
-from runner.protocol.gateway_url import gateway_host
+from runner.protocol.api_gateway import api_gateway_host
 from runner.protocol.secrets import Secrets
 from runner.serve.peer import read_token
 from runner.serve.settings_file import SettingsFile, as_text
@@ -58,7 +58,7 @@ _WORDING = Wording(
 Review = Literal["optional", "required"]
 
 
-class OrgGateway(NamedTuple):
+class OrgApiGateway(NamedTuple):
     """What calls through an org's gateway need."""
 
     url: str
@@ -69,7 +69,7 @@ class OrgGateway(NamedTuple):
 class OrgSettings(NamedTuple):
     tokens: tuple[bytes, ...] = ()  # the SHA-256 of each: a traceback must not show one
     secrets: Secrets = Secrets()  # by name
-    gateway: OrgGateway | None = None
+    gateway: OrgApiGateway | None = None
 
 
 class ControlSettings(NamedTuple):
@@ -185,7 +185,7 @@ def _org_name(name: str) -> str:
 
 
 def _url(url: str) -> str:
-    gateway_host(url)
+    api_gateway_host(url)
     return url
 
 
@@ -233,7 +233,7 @@ class _OrgTable(OperatorTable):
         return self
 
     def settings(self) -> OrgSettings:
-        gateway = OrgGateway(self.gateway_url, self.gateway_token_command, self.gateway_token_lifetime)
+        gateway = OrgApiGateway(self.gateway_url, self.gateway_token_command, self.gateway_token_lifetime)
         return OrgSettings(self.tokens, Secrets(self.secrets), gateway if self.gateway_url else None)
 
 

@@ -40,7 +40,7 @@ def path(environ: dict[str, str]) -> Path:
     return Path(write_record(RECORD, environ))
 
 
-def test_what_is_written_is_read(environ: dict[str, str], path: Path) -> None:
+def test_a_written_approval_is_read(environ: dict[str, str], path: Path) -> None:
     assert find_approval(KEY, environ) == RECORD
     assert path == Path(approvals_folder(environ) or "") / f"{KEY.name}.json"
     assert path.stat().st_mode & 0o777 == 0o600

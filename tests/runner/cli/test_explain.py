@@ -57,14 +57,18 @@ def test_asked_granted_refused(runner_as: Caller, plugin: Path, write_file: Writ
     assert runner_as("exec", plugin).returncode == 126
 
 
-def test_what_a_failed_hook_means(runner_as_user: Caller, plugin: Path, write_file: Write) -> None:
+def test_explain_says_what_a_failed_hook_does(
+    runner_as_user: Caller, plugin: Path, write_file: Write
+) -> None:
     assert "hook" not in runner_as_user("explain", plugin).stdout
     hooks = NEXO.replace("[plugin.entry", '[plugin.extends]\nhooks = ["before_message"]\n[plugin.entry')
     write_file(plugin / "nexo-plugin.toml", hooks)
     assert "if a hook fails: continue (on_failure" in runner_as_user("explain", plugin).stdout
 
 
-def test_what_else_a_manifest_declares(runner_as_user: Caller, plugin_dir: Path, write_file: Write) -> None:
+def test_explain_shows_the_other_declarations_of_a_manifest(
+    runner_as_user: Caller, plugin_dir: Path, write_file: Write
+) -> None:
     manifest = {
         "name": "tried",
         "version": "1.0.0",

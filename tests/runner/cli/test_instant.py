@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.cli import VERBS, all_verbs
+from runner.cli import VERBS, WITH_ACTIONS, all_verbs
 from runner.contracts.registry import contract_names
 from tests.conftest import Caller
 from tests.test_layers import TOO_SLOW_TO_START_WITH
@@ -69,7 +69,9 @@ def test_the_overview_is_a_table(runner_as_user: Caller) -> None:
 
 
 def test_the_help_of_each_verb_is_stored(runner_as: Caller) -> None:
-    lines = [[verb, "--help"] for verb in all_verbs()]
+    actions = [("ctl", "dead"), ("binding", "set"), ("package", "pull")]
+    assert tuple(verb for verb, _ in actions) == WITH_ACTIONS
+    lines = [[*words, "--help"] for words in (*((verb,) for verb in all_verbs()), *actions)]
     told, imported = run(runner_as, lines, others=True)
     assert {"argparse", "psutil", "runner.cli.serving.serve"} <= imported  # the control: it was made
     assert told.count("usage: runner ") >= len(lines)

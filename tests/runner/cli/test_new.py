@@ -74,7 +74,9 @@ def only_plugin_id(folder: Path) -> str:
 @pytest.mark.usefixtures("nothing_left")
 @one_case("folder", ["hello", "my plugin's/one-more"])
 @one_case("name", NAMES)
-def test_what_it_prints_works(runner_as: Caller, plugin_dir: Path, name: str, folder: str) -> None:
+def test_the_commands_that_new_prints_work(
+    runner_as: Caller, plugin_dir: Path, name: str, folder: str
+) -> None:
     runner_as.give(plugin_dir)
     done = runner_as("new", name, folder, cwd=plugin_dir)
     assert (done.returncode, done.stderr) == (0, "")

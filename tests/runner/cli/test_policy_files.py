@@ -101,7 +101,7 @@ def test_a_policy_that_a_launch_would_not_trust_is_pointed_out(
         ("other.json", "version = 1\n[network]\n"),
     ],
 )
-def test_what_is_no_policy(plugin_dir: Path, write_file: Write, name: str, text: str) -> None:
+def test_other_files_are_no_policy(plugin_dir: Path, write_file: Write, name: str, text: str) -> None:
     assert not is_policy(str(write_file(plugin_dir / name, text)))
 
 

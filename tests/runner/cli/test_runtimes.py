@@ -422,7 +422,7 @@ def test_a_cage_that_cannot_be_built(runner_as: Caller, plugin_dir: Path) -> Non
     assert "/nonexistent" in done.stderr
 
 
-def test_what_policy_or_manifest_refuse(runner_as: Caller, plugin_dir: Path) -> None:
+def test_refusals_of_policy_and_manifest_have_their_status(runner_as: Caller, plugin_dir: Path) -> None:
     nexo(plugin_dir, "true", tables='[plugin.sandbox]\nenabled = true\nnetwork = "host"\n')
     assert runner_as("exec", plugin_dir).returncode == REFUSED
     _written(plugin_dir / "nexo-plugin.toml", "[plugin\n")

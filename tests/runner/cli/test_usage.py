@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import shlex
 import signal
@@ -15,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from runner.build import build_version
-from runner.cli import VERBS, verb_groups, verb_help, verb_module, verb_parser
+from runner.cli import VERBS, WITH_ACTIONS, verb_groups, verb_help, verb_module, verb_parser
+from runner.cli.shared.actions import action_help, actions_of, parse_action
 from runner.contracts.registry import contract_names
 from sandbox.policy.policy import LIMIT_NAMES
 from tests.conftest import Caller
@@ -44,6 +46,37 @@ def test_help_has_an_example(runner_as_user: Caller, verb: str) -> None:
     assert said.returncode == 0 and said.stderr == ""
     assert f"usage: runner {verb}" in said.stdout
     assert verb_module(verb).EXAMPLE.removeprefix("runner") in said.stdout
+
+
+def test_each_action_has_a_help_of_its_own() -> None:
+    assert {verb for verb in VERBS if hasattr(verb_module(verb), "ACTIONS")} == set(WITH_ACTIONS)
+    for verb in WITH_ACTIONS:
+        parser = verb_parser(verb)
+        overview = parser.format_help()
+        every = {flag for each in actions_of(parser).values() for flag in each._option_string_actions}
+        assert re.findall(r"^  (-\S+)", overview, re.MULTILINE) == ["-h,"]
+        # An option takes a value in every action or in none: it may stand in front of the action.
+        options = [each._option_string_actions.items() for each in actions_of(parser).values()]
+        takes = {(flag, option.nargs == 0) for each in options for flag, option in each}
+        assert len(takes) == len(every)
+        for action, (line, _) in vars(verb_module(verb))["ACTIONS"].items():
+            assert f"\n  {action:<12} {line}\n" in overview
+            said = action_help(parser, action)
+            assert f"usage: runner {verb} {action} " in said and f"\n\n{line}\n" in " ".join(said.split(" "))
+            own = set(actions_of(parser)[action]._option_string_actions)
+            assert set(re.findall(r"^  (--[a-z-]+)", said, re.MULTILINE)) <= own < every
+
+
+def test_options_may_stand_anywhere_around_an_action() -> None:
+    for words in (
+        "--limit 3 records --org list",
+        "records --org=list --limit 3",
+        "--org list --limit 3 records",
+    ):
+        args = parse_action(verb_parser("binding"), words.split())
+        assert (args.action, args.org, args.limit) == ("records", "list", 3)
+    args = parse_action(verb_parser("package"), ["pull", "oci://x.example/y", "--trust", "keys", "folder"])
+    assert (args.folder, args.other, args.trust) == ("oci://x.example/y", "folder", "keys")
 
 
 def test_help_that_cannot_be_written(runner_as_user: Caller) -> None:
@@ -109,6 +142,10 @@ def test_the_example_is_right(verb: str) -> None:
         (("new", "nexoo", "x"), "did you mean 'nexo'?"),
         (("new", "cobol", "x"), f"there are {', '.join(contract_names())}"),
         (("doctor", "--format", "x"), "--format"),
+        (("ctl",), "required: ACTION"),
+        (("ctl", "--socket", "/x"), "required: ACTION"),
+        (("ctl", "frob", "--help"), "invalid choice: 'frob'"),
+        (("binding", "--bogus", "list"), "unrecognized arguments: --bogus (use runner binding list "),
     ],
 )
 def test_wrong_usage_is_one_line(runner_as_user: Caller, words: tuple[str, ...], said: str) -> None:
@@ -156,6 +193,9 @@ def test_bash_completion(runner_as_user: Caller, tmp_path: Path) -> None:
     assert completed(script, "runner", "exec", "--") < completed(script, "runner", "plan", "--")
     assert {"nexo", "rune", "mcp"} <= completed(script, "runner", "schema", "")
     assert {"list", "remove", "--json", "--orphaned"} <= completed(script, "runner", "state", "")
+    assert completed(script, "runner", "ctl", "") == {"--help", *actions_of(verb_parser("ctl"))}
+    assert completed(script, "runner", "ctl", "dead", "--") == {"--help", "--fleet", "--socket"}
+    assert completed(script, "runner", "package", "lint", "x", "--format", "") == {"text", "json"}
     file = tmp_path / "one.toml"
     file.touch()
     assert completed(script, "runner", "exec", f"{tmp_path}/o") == {str(file)}
@@ -355,6 +395,8 @@ def test_fish_completes_servers_and_describes(runner_as_user: Caller, typed: Pat
     assert offered("runner expl") == {"explain": verb_help("explain")}
     assert set(offered(f"runner exec {typed}/mcp.json --server al")) == {"alpha", "alpine"}
     assert set(offered(f"runner call {typed}/plugin.toml demo_")) == {"demo_one", "demo_two"}
+    assert set(offered("runner ctl dead --")) == {"--help", "--fleet", "--socket"}
+    assert offered("runner ctl dea") == {"dead": "list dead letters"}
     assert offered("runner run --rea") == {"--read": "show it a file or folder, read-only"}
     assert all(offered(f"runner {verb} --").get("--help") for verb in VERBS)
 

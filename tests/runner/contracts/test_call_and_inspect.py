@@ -26,7 +26,7 @@ from runner.protocol import wire
 from runner.protocol.dialect import Call, Notice, Send, Setting, Violation
 from runner.protocol.frames import Framer
 from runner.protocol.header_frames import header_frame
-from runner.protocol.observer import Rewritten, Withheld
+from runner.protocol.rpc_reader import Rewritten, Withheld
 from tests.tables import check_rows
 
 Json = Any  # a message; bytes: the body of a frame as it is; Stream: with its header, or without one
@@ -517,6 +517,6 @@ def test_call_and_inspect_judge_alike(contract: str) -> None:
 def test_the_table_would_notice_a_difference() -> None:
     """The control: an inspector that checks nothing."""
     talk = Talk("kaged", 0)
-    talk.inspector._observer._judge = lambda *_: None  # type: ignore[attr-defined]
+    talk.inspector._reader._judge = lambda *_: None  # type: ignore[attr-defined]
     talk.say(b"[]")
     assert talk.called is not None and talk.inspected is None

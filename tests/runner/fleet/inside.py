@@ -14,8 +14,8 @@ from runner.fleet.client import FleetClient, FleetPlugin, new_call, open_client
 from runner.fleet.connection import connect, read_address
 from runner.fleet.crossing import AsyncioThread, end_tasks, open_asyncio_thread
 from runner.fleet.messages import FleetCall
-from runner.fleet.shelf import Hold, Offer, OnAsk, OnProgress, Performed
 from runner.fleet.worker import FleetWorker, WorkerOptions
+from runner.fleet.worker_plugins import Hold, Offer, OnAsk, OnProgress, Performed
 from runner.ledger.retry import Schedule
 from runner.outcome import Outcome
 from runner.serve.desk import CallAnswer

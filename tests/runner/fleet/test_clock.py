@@ -21,7 +21,7 @@ from tests.tables import check_rows
 HOURS = 7200.0
 
 
-def test_what_no_delay_explains() -> None:
+def test_only_a_difference_beyond_the_delay_is_sure() -> None:
     def check(row: tuple[float, float, float], expected: tuple[float, float]) -> None:
         reading = read_clock(*row)
         assert (reading.sure, reading.likely) == expected

@@ -40,7 +40,7 @@ async def test_a_plugin_with_anothers_name_is_not_offered(
             worker = node.Node(options, supervisor, thread, dict(os.environ), said.append)
             await worker._reload()
             paths = {each.name: os.path.basename(each.path) for each in worker._roster.sources()}
-            return {each.name: paths[each.name] for each in worker._shelf.offers()}
+            return {each.name: paths[each.name] for each in worker._own_plugins.offers()}
 
     assert await offered() == {"mail": "mail"} and not said
     shutil.copytree(first, hostile)

@@ -12,7 +12,7 @@ from nats.aio.msg import Msg
 from runner.fleet import names, operate
 from runner.fleet.client import FleetPlugin, WorkerHold, new_call, presence_of
 from runner.fleet.messages import FleetCall, encode_call
-from runner.fleet.shelf import Hold, Offer
+from runner.fleet.worker_plugins import Hold, Offer
 from runner.lifecycle.feed import LOG_BYTES
 from runner.outcome import Outcome
 from runner.serve.refusal import Refused

@@ -305,7 +305,7 @@ def test_an_answer_does_no_harm_where_a_submitter_sends_it(guarded: tuple[Bus, P
     trio.run(main)
 
 
-def test_who_is_not_let_in(guarded: tuple[Bus, Path], tmp_path: Path) -> None:
+def test_wrong_credentials_are_not_let_in(guarded: tuple[Bus, Path], tmp_path: Path) -> None:
     bus, folder = guarded
 
     async def connects(text: str) -> str:

@@ -113,7 +113,7 @@ def test_a_copy_that_comes_after_its_call_was_sent_again_is_not_made(bus: Bus, v
     inside(bus.url, act)
 
 
-def test_how_much_room_streams_take(bus: Bus) -> None:
+def test_init_says_how_much_room_streams_take(bus: Bus) -> None:
     words = store_words(stream_configs(FleetSizes()))
     assert words == "3592 MiB of disk (max_file_store) and 64 MiB of memory (max_memory_store)"
     room = store_words(stream_configs(FleetSizes(megabytes=256)))

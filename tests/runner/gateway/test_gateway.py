@@ -159,7 +159,7 @@ class Heard:
 
 @one_case("mode", MODES)
 @pytest.mark.trio
-async def test_what_passes_through(runner_as: Caller, shelf: Path, mode: str) -> None:
+async def test_questions_and_progress_pass_through(runner_as: Caller, shelf: Path, mode: str) -> None:
     """Servers of both eras behind a client of each."""
     folder, heard = shelf / "plugins", Heard()
     put_servers(folder, {"new": (bare(folder), "modern"), "old": (bare(folder), "legacy")})

@@ -25,9 +25,9 @@ from runner.cli.serving.serve import _gateway
 from runner.exceptions import PluginFailure
 from runner.extras import install_command
 from runner.gateway.audit import AuditedMaker, AuditFile, hide
+from runner.gateway.calls import GatewayCall, Made, SupervisedMaker
 from runner.gateway.catalogue import Catalogue
 from runner.gateway.http import FORGET_SECONDS, MOST_CALLERS, HttpGateway, open_gateway
-from runner.gateway.making import GatewayCall, Made, SupervisedMaker
 from runner.gateway.names import MOST_NAME, plugin_part, public_name, public_uri, split_uri
 from runner.gateway.questions import ClientQuestions, ClientRequest
 from runner.gateway.rate import RateLimit

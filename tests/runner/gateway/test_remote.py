@@ -23,8 +23,8 @@ from mcp.server.transport_security import TransportSecuritySettings
 
 from runner.approvals.tools import ToolRecord
 from runner.exceptions import PluginFailure
+from runner.gateway.calls import GatewayCall, Made
 from runner.gateway.catalogue import Catalogue
-from runner.gateway.making import GatewayCall, Made
 from runner.gateway.questions import ClientQuestions, ClientRequest
 from runner.gateway.remote import Ask, RemoteSource
 from runner.gateway.server import ClientGateway

@@ -28,7 +28,7 @@ from runner.launch.inspect.inspection import Inspection
 from runner.plugin import Plugin
 from runner.protocol.dialect import Setting, Violation
 from runner.protocol.inspector import Inspector
-from runner.protocol.observer import Withheld
+from runner.protocol.rpc_reader import Withheld
 from sandbox.limits.meter import VIOLATION
 from sandbox.spec import Limits, SandboxSpec
 from sandbox.streams.relay import Relay

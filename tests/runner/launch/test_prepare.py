@@ -62,7 +62,7 @@ def test_a_list_of_hosts_is_granted_or_refused_and_never_ignored(ask: Ask, polic
         assert (layer["effective"], layer["detail"]) == ("allowlist", "the 1 listed, by way of the gate")
 
 
-def test_what_can_be_is_granted(ask: Ask) -> None:
+def test_limits_below_the_ceiling_are_granted(ask: Ask) -> None:
     told = ask('[plugin.limits]\ntmp = "1M"\nshm = "2M"\ndeadline = "1m"\n')
     assert told["outcome"]["code"] == "ok"
     assert told["grant"]["limits"].items() >= {"tmp": 1 << 20, "shm": 2 << 20, "deadline": 60}.items()

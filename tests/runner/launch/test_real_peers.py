@@ -162,7 +162,7 @@ def test_the_newer_protocol(runner_as: Caller, peers: Peers, plugin_dir: Path, n
         assert wire.leave()[0] == 0
 
 
-def test_what_the_sdks_server_offers(runner_as: Caller, peers: Peers, plugin_dir: Path) -> None:
+def test_the_sdks_server_works_behind_exec(runner_as: Caller, peers: Peers, plugin_dir: Path) -> None:
     """Structured content, progress, log messages, a tool that fails, and questions to the client."""
     with running(runner_as, peers.mcp(plugin_dir, "sdk")) as wire:
         assert initialize(wire)["serverInfo"]["version"] == "1.2.3"

@@ -540,7 +540,7 @@ def test_values_of_variables_are_not_in_it(runner_as: Caller, plugin_dir: Path, 
     assert CANARY not in json.dumps(done.report)
 
 
-def test_what_a_refusal_tells(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
+def test_a_refusal_names_rule_and_position(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
     report = launch(runner_as, plugin_dir, write_file, "refusal").report
     (denial,) = report["grant"]["denials"]
     assert (denial["rule"], denial["asked"], denial["required"]) == ("read_ceiling", "/srv", True)
@@ -550,7 +550,7 @@ def test_what_a_refusal_tells(runner_as: Caller, plugin_dir: Path, write_file: W
     assert report["exit"]["reached_exec"] is False and report["exit"]["code"] is None
 
 
-def test_what_a_timeout_tells(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
+def test_a_timeout_names_clock_and_limit(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
     case = CASES["timeout"]
     for seconds in (1, 4, 16, 64):  # until the program has run: machines differ
         CASES["late"] = case._replace(options=("--deadline", str(seconds)))

@@ -285,7 +285,7 @@ def test_a_bubblewrap_that_is_no_longer_trusted(
 
 
 @pytest.mark.parametrize("raw", [b"", b"{}", b"[]", b'["Planned"]', b'["Invocation","m"]', b'["",1]'])
-def test_what_is_no_plan(raw: bytes) -> None:
+def test_bytes_that_are_no_plan_are_refused(raw: bytes) -> None:
     with pytest.raises(ValueError, match=r"not a|Expecting|fields, not"):
         decode_planned(raw)
 

@@ -150,7 +150,7 @@ def look(box: Box, code: str = SLEEPS, how: str = "", write: bool = False, **lim
 
 def test_without_limits(box: Box) -> None:
     told = look(box)
-    assert (told["meters"], told["relay"], told["grouped"]) == (["NameQuestions", "LazyMeter"], False, False)
+    assert (told["meters"], told["relay"], told["grouped"]) == (["NameLookups", "LazyMeter"], False, False)
     assert told["clock"] is None and told["init's"] is None
     assert told["own stderr"] and told["cpu"] == []
 
@@ -167,7 +167,7 @@ def test_a_meter_for_each_limit_that_has_to_be_looked_at(box: Box) -> None:
         open_files=64,
         write=True,
     )
-    expected = {"NameQuestions", "Relay", "DiskMeter"}
+    expected = {"NameLookups", "Relay", "DiskMeter"}
     expected |= {"MemoryMeter", "LiftedMeter"} if by_cgroup(box, "memory") else set()
     expected |= {"CpuTimeMeter"} if by_cgroup(box, "cpu_time") else set()
     expected.add("SocketMeter")

@@ -55,7 +55,7 @@ def launch(caller: Caller, *options: str, manifest: Path) -> tuple[Any, dict[str
 
 @one_case("what", ACTS)
 @one_case("cage", [True, False], ids=["caged", "bare"])
-def test_what_became_of_it_meanwhile(
+def test_a_program_that_changes_before_its_start(
     runner_as: Caller, plugin_dir: Path, write_file: Write, what: str, cage: bool
 ) -> None:
     act, status, cause, message = ACTS[what]

@@ -133,7 +133,7 @@ def by_caller(code: int | None) -> End:
         (by_signal(139, 15), "crashed", "signal:11", 139),
     ],
 )
-def test_what_an_ending_means(end: End, code: str, cause: str, status: int) -> None:
+def test_each_ending_has_one_outcome_and_status(end: End, code: str, cause: str, status: int) -> None:
     outcome, exit_status = judge(end, Limits())
     assert (outcome.code, outcome.cause, exit_status) == (code, cause, status)
     assert outcome.message
@@ -384,7 +384,7 @@ def test_which_limits_were_met(end: End, limits: Limits, hits: tuple[str, ...]) 
         (ended(1, counters=FULL_HOUSE), ("ended with status 1", "refused more processes")),
     ],
 )
-def test_what_people_are_told(end: End, words: tuple[str, ...]) -> None:
+def test_messages_of_endings_name_the_limit(end: End, words: tuple[str, ...]) -> None:
     outcome, _ = judge(end, LIMITS)
     assert all(word in outcome.message for word in words), outcome.message
 

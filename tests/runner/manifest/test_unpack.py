@@ -127,7 +127,9 @@ REFUSED: dict[str, tuple[tuple[Add, ...], str]] = {
 }
 
 
-def test_what_is_refused_leaves_nothing(tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refused_archive_leaves_nothing(
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def check(name: str, row: tuple[tuple[Add, ...], str]) -> None:
         members, reason = row
         path = write(tmp_path / "bad.tar", member("good", b"1"), *members)

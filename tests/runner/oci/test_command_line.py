@@ -121,13 +121,28 @@ def test_root_starts_a_package_from_its_own_store(
 
 
 USAGE = {
-    "push without a reference": (("push", "DIR"), "push needs a reference"),
-    "pull without a word about trust": (("pull", "oci://x.example/y:1"), "--trust FILE (or --unsigned)"),
-    "pull with both": (("pull", "oci://x.example/y:1", "--unsigned", "--trust", "x"), "(or --unsigned)"),
-    "sign without a key": (("sign", "DIR"), "sign needs --key FILE"),
-    "an option of a registry": (("lint", "DIR", "--ca", "x"), "--ca belongs to push"),
-    "unsigned": (("verify", "DIR", "--trust", "x", "--unsigned"), "--unsigned belongs to pull"),
-    "a second word": (("lint", "DIR", "DIR"), "a second word belongs to push"),
+    "push without a reference": (
+        ("push", "DIR"),
+        "required: REF (REF: oci://HOST/NAME:TAG; use runner package push ",
+    ),
+    "pull without a word about trust": (
+        ("pull", "oci://x.example/y:1"),
+        "one of the arguments --trust --unsigned is required",
+    ),
+    "pull with both": (
+        ("pull", "oci://x.example/y:1", "--unsigned", "--trust", "x"),
+        "not allowed with argument --unsigned",
+    ),
+    "sign without a key": (("sign", "DIR"), "required: --key (use runner package sign "),
+    "an option of a registry": (
+        ("lint", "DIR", "--ca", "x"),
+        "--ca goes with runner package push, pull, inspect (use runner package lint ",
+    ),
+    "unsigned": (
+        ("verify", "DIR", "--trust", "x", "--unsigned"),
+        "--unsigned goes with runner package pull (use runner package verify ",
+    ),
+    "a second word": (("lint", "DIR", "DIR"), "unrecognized arguments: "),
     "no reference": (("pull", "nothing", "--unsigned"), "does not name a registry"),
     "a digest": (("push", "DIR", "oci://x.example/y@sha256:" + "a" * 64), "name a tag"),
     "a password": (("pull", "oci://ada:s3cret@x.example/y", "--unsigned"), "'oci://…' has a user name"),
@@ -140,7 +155,10 @@ def test_wrong_words_are_told(capsys: pytest.CaptureFixture[str], plugin_dir: Pa
 
     def check(name: str, row: tuple[tuple[str, ...], str]) -> None:
         words = [str(plugin_dir / "plugin") if word == "DIR" else word for word in row[0]]
-        status = main(["package", *words])
+        try:
+            status = main(["package", *words])
+        except SystemExit as exited:
+            status = int(str(exited.code))
         said = capsys.readouterr()
         assert status == USAGE_ERROR and row[1] in said.out + said.err, said
 

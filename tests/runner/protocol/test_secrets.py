@@ -122,7 +122,7 @@ def test_hide_in_other_encodings(text: str) -> None:
         assert Secrets({"a": f"{text}\n"}).hide(f"<{encoded}>") == shown
 
 
-def test_what_is_no_secret_stays() -> None:
+def test_text_without_a_secret_stays() -> None:
     secrets = Secrets({"a": TOKEN, "b": ODD})
     other = f"{base64.b64encode(b'something else')!r} %41%42 a+b {b'else'.hex()}\nthe next line\r\n"
     assert secrets.hide(other) == other

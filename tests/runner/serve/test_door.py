@@ -536,7 +536,9 @@ async def test_a_ledger_that_cannot_be_written_is_told_and_nothing_is_accepted(t
 
 
 @pytest.mark.trio
-async def test_who_may_by_tcp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_by_tcp_only_the_token_and_a_local_host_are_let_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bearer = f"Authorization: Bearer {TOKEN.decode()}"
     rows: list[tuple[tuple[str, ...], int]] = [
         (("Host: localhost", bearer), 200),

@@ -238,19 +238,23 @@ def check_verbs(caller: Caller, served: Served) -> None:
         (("logs", *at, "./greeter"), (2, "'./greeter' is a path")),
         (("ctl", *at, "stop", "/srv/greeter"), (2, "'/srv/greeter' is a path")),
         (("ctl", "stop", *at, "greeter"), (0, "greeter: stopped")),
-        (("ctl", "start", "--end", *at, "greeter"), (2, "--end goes with runner ctl open")),
+        (
+            ("ctl", "start", "--end", *at, "greeter"),
+            (2, "--end goes with runner ctl open (use runner ctl start "),
+        ),
         (("ctl", "start", "--most", "3", *at, "greeter"), (2, "--most goes with runner ctl calls")),
-        (("ctl", "stop", "--worker", "w", *at, "greeter"), (2, "--worker goes with reset of a fleet")),
-        (("ctl", "close", "--reason", "done", *at, "x"), (2, "--reason goes with quarantine, drain")),
-        (("ctl", "reload", "--replicas", "3", *at), (2, "--replicas goes with init of a fleet")),
+        (("ctl", "stop", "--worker", "w", *at, "greeter"), (2, "--worker goes with runner ctl reset")),
+        (("ctl", "close", "--reason", "done", *at, "x"), (2, "--reason goes with --fleet")),
+        (("ctl", "reload", "--replicas", "3", *at), (2, "--replicas goes with runner ctl init")),
         (("ctl", "reset", "--most", "3", "--fleet", "nats://127.0.0.1:1", "x"), (2, "--most goes with")),
+        (("ctl", "reset", "--worker", "w", *at, "greeter"), (2, "--worker goes with --fleet")),
         (("ctl", "calls", "--most", "0", *at), (2, "--most 0: write a number")),
         (("ctl", "calls", "--since", "soon", *at), (2, "--since soon: it is not a time")),
         (("ctl", "calls", "--since", "0T", *at), (2, "since is not a time")),
         (("ctl", "calls", "--after", "none", *at), (2, "begin again without")),
         (("ctl", *at, "start", "greeter"), (0, "greeter: ready")),
         (("ctl", *at, "reload"), (0, "")),
-        (("ctl", *at, "start"), (2, "runner ctl start NAME")),
+        (("ctl", *at, "start"), (2, "runner ps lists them; use runner ctl start [--socket PATH] NAME")),
         (("ctl", *at, "drain", "greeter"), (2, "leave NAME out")),
         (("logs", *at, "nobody"), (2, "there is no plugin")),
         (("logs", *at, "acme.devkit"), (0, "")),
@@ -290,7 +294,7 @@ def check_verbs(caller: Caller, served: Served) -> None:
     assert caller("ctl", *at, "dead").stdout == ""
     check(("ctl", *at, "close", "it failed"), (2, "there is no delivery"))
     check(("ctl", *at, "show"), (2, "runner ctl dead lists them"))
-    check(("ctl", *at, "dead", "it failed"), (2, "leave NAME out"))
+    check(("ctl", *at, "dead", "it failed"), (2, "unrecognized arguments: it failed (use runner ctl dead "))
     following = caller.start("logs", "--follow", "--socket", served.socket, "acme.devkit")
     with following, bounded(following):
         assert following.stdout is not None

@@ -69,7 +69,7 @@ def folder(plugin_dir: Path) -> Path:
     return plugin_dir
 
 
-def test_what_a_plugin_gets(folder: Path) -> None:
+def test_a_plugin_gets_the_settings_of_its_table(folder: Path) -> None:
     rows: dict[str, dict[str, Any]] = {
         "[notes]": {},
         '[notes]\nconfig = "config.json"': {"config": {"store": "a"}},

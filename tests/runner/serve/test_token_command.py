@@ -23,7 +23,7 @@ def python(text: str, *words: str) -> list[str]:
 
 
 @pytest.mark.trio
-async def test_what_it_says() -> None:
+async def test_the_output_of_a_token_command_is_judged() -> None:
     assert await run_token_command(python(ECHO), b"abc") == b"cba"
     assert await run_token_command(python("print('t')"), b"x" * (1 << 20)) == b"t"  # it does not read all
     rows = {

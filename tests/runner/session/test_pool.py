@@ -36,11 +36,11 @@ class PooledCalls(PreparedCalls):
     CALLER_KEYS = ("org_id",)
 
     def __init__(self) -> None:
-        self.workers = 2  # 0: each call has a process of its own
+        self.processes = 2  # 0: each call has a process of its own
         self.isolated = 0
 
     def reuses(self, plugin: Plugin) -> int:
-        return self.workers
+        return self.processes
 
     def concurrent(self, plugin: Plugin) -> int:
         return self.isolated
@@ -144,7 +144,7 @@ async def test_calls_one_after_the_other_share_a_process(
 
 
 async def test_a_process_for_each_call(calls: PooledCalls, autojump_clock: trio.abc.Clock) -> None:
-    calls.workers = 0
+    calls.processes = 0
     async with opened() as (pool, machine):
         for number in range(3):
             assert (await pool.call(prepared("echo", number))).value == number
@@ -171,18 +171,18 @@ async def test_callers_do_not_share_a_process(calls: PooledCalls, autojump_clock
 async def test_a_call_that_brings_files_has_a_process_of_its_own(
     calls: PooledCalls, autojump_clock: trio.abc.Clock
 ) -> None:
-    calls.workers = 1
+    calls.processes = 1
     async with opened() as (pool, machine):
         for contents in ({}, {"/file": b"x"}, {"/file": b"y"}, {}, {}):
             await pool.call(prepared("echo", contents=contents))
         assert len(machine.plugins) == 4 and machine.most == 1
 
 
-@pytest.mark.parametrize(("workers", "isolated"), [(2, 0), (0, 2)])
+@pytest.mark.parametrize(("processes", "isolated"), [(2, 0), (0, 2)])
 async def test_more_calls_than_processes(
-    calls: PooledCalls, workers: int, isolated: int, autojump_clock: trio.abc.Clock
+    calls: PooledCalls, processes: int, isolated: int, autojump_clock: trio.abc.Clock
 ) -> None:
-    calls.workers, calls.isolated = workers, isolated
+    calls.processes, calls.isolated = processes, isolated
     codes: list[str] = []
 
     async def one(pool: Pool) -> None:
@@ -202,7 +202,7 @@ async def test_more_calls_than_processes(
 async def test_a_process_whose_call_failed_is_not_used_again(
     calls: PooledCalls, call: str, code: str, autojump_clock: trio.abc.Clock
 ) -> None:
-    calls.workers = 1
+    calls.processes = 1
     async with opened() as (pool, machine):
         assert await outcome(pool, prepared(call, seconds=5.0)) == code
         # The next call waits for the end of the first process: there may be one at a time.
@@ -269,11 +269,11 @@ async def test_a_bug_reaches_the_caller_and_not_the_pool(
         assert await outcome(pool, prepared("echo")) == "ok"
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("processes", [0, 2])
 async def test_the_end_of_the_pool_while_calls_run(
-    calls: PooledCalls, workers: int, autojump_clock: trio.abc.Clock
+    calls: PooledCalls, processes: int, autojump_clock: trio.abc.Clock
 ) -> None:
-    calls.workers = workers
+    calls.processes = processes
     codes: list[str] = []
 
     async def one(pool: Pool, name: str) -> None:
@@ -344,7 +344,7 @@ async def leaky(plugin: GracedPlugin, message: dict[str, Any]) -> None:
 async def test_calls_with_other_secrets_get_another_process(
     calls: PooledCalls, autojump_clock: trio.abc.Clock
 ) -> None:
-    calls.workers = 3
+    calls.processes = 3
     async with opened() as (pool, machine):
         for secrets in (None, {"a": "hidden"}, {"a": "two"}, {"a": "hidden"}, {}, {"a": "two"}):
             assert await outcome(pool, prepared("echo", secrets=secrets)) == "ok"
@@ -353,7 +353,7 @@ async def test_calls_with_other_secrets_get_another_process(
         for value in (b"two", {"two": [1]}, "three", "four"):
             assert await outcome(pool, prepared("echo", secrets={"a": value})) == "ok"
         assert len(machine.plugins) == 7 and machine.most == 3
-        assert not any("hidden" in str(worker.keys) for worker in pool._workers)
+        assert not any("hidden" in str(process.keys) for process in pool._processes)
 
 
 async def test_secrets_that_are_no_json_are_like_no_others(
@@ -417,7 +417,7 @@ async def test_events_that_nobody_reads_are_dropped(
     async with opened(talking) as (pool, _):
         for org in ("a", "b"):
             await pool.call(prepared("echo", context={"org_id": org}))
-        dropped = [worker.session.state.backlog.dropped for worker in pool._workers if worker.session]
+        dropped = [process.session.state.backlog.dropped for process in pool._processes if process.session]
     assert dropped == [0, 400 - MOST_EVENTS]
     assert len([event async for event in pool.events]) == MOST_EVENTS
 

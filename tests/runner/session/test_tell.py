@@ -25,9 +25,9 @@ from runner.protocol.host_services import Emit, Services, Tell, Why
 from runner.protocol.memory import DELIVERIES
 from runner.protocol.service_guard import ServiceGuard
 from runner.protocol.wire import decode, encode
-from runner.session.arrears import MOST_CALL_SECONDS, MOST_SECONDS, STEP_SECONDS
 from runner.session.outbox import MOST_EVENTS
 from runner.session.session import Session
+from runner.session.subscriber_lag import MOST_CALL_SECONDS, MOST_SECONDS, STEP_SECONDS
 from sandbox.spec import Limits
 from tests.runner.contracts.ainb.conversation import BURNDOWN, WELCOME, answer
 from tests.runner.contracts.nexo.test_dialect import DEMO, ready

@@ -106,7 +106,7 @@ WORDS: list[tuple[str, object]] = [
 
 @with_each_parser
 @one_case(("text", "value"), WORDS, ids=[repr(text) for text, _ in WORDS])
-def test_what_a_value_means(text: str, value: object, loader: type) -> None:
+def test_scalars_have_the_values_of_yaml_1_2(text: str, value: object, loader: type) -> None:
     found = read(f"a: {text}\n", loader).data["a"]
     assert found == value and type(found) is type(value)
 

@@ -95,7 +95,7 @@ def test_repetitions_double(pipe: tuple[int, int]) -> None:
     assert [line["times"] for line in _read(pipe[0]) if line["port"] == 443] == [1, 2, 4, 8, 16, 32, 64]
 
 
-def test_what_is_remembered_is_bounded(pipe: tuple[int, int]) -> None:
+def test_remembered_lines_are_bounded(pipe: tuple[int, int]) -> None:
     audit = AuditPipe(Loop(), pipe[1])
     for number in range(5000):
         audit.write_repeated(LINE._replace(name=f"n{number}.example"))

@@ -16,8 +16,8 @@ from sandbox.gate.audit import AuditPipe
 from sandbox.gate.dial import Dial
 from sandbox.gate.flows import Flows
 from sandbox.gate.loop import Handler, Loop
+from sandbox.gate.name_server import NameService
 from sandbox.gate.names import NameTable
-from sandbox.gate.questions import NameService
 from sandbox.network.egress import EgressPlan
 from sandbox.network.rules import parse_rules
 

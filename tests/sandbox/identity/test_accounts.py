@@ -25,7 +25,7 @@ def files(tmp_path: Path) -> dict[str, str]:
     return {"group": str(tmp_path / "group"), "passwd": str(tmp_path / "passwd")}
 
 
-def test_who_is_in_it(files: dict[str, str]) -> None:
+def test_a_group_with_other_members_is_not_private(files: dict[str, str]) -> None:
     private = [gid for gid in (5000, 5001, 5002, 5003, 5004, 5005) if is_private_group(gid, **files)]
     assert private == [5000, 5003, 5004]
     assert not is_private_group(5000, group="/no/such", passwd=files["passwd"])

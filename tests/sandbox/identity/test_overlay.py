@@ -120,9 +120,7 @@ def test_a_link_in_the_place_of_a_layer_is_not_followed(plugin_dir: Path) -> Non
         assert mount() == (OVERLAY, errno.ENOTDIR)
         assert os.listdir(aim / "upper") == []
     finally:
-        for each in plugin_dir.glob(
-            "*/work/work"
-        ):  # the kernel makes it without permissions
+        for each in plugin_dir.glob("*/work/work"):  # the kernel makes it without permissions
             each.chmod(0o700)
         for fd in opened:
             os.close(fd)

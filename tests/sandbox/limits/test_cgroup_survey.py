@@ -115,7 +115,7 @@ class Machine:
         (path / "cgroup.procs").touch()
         return path
 
-    def stand_in(self, line: str | bytes, directory: Path | None = None) -> None:
+    def put_into(self, line: str | bytes, directory: Path | None = None) -> None:
         self.lines.append(line if isinstance(line, bytes) else os.fsencode(line))
         if directory is not None:
             self.members.append(str(directory))
@@ -250,7 +250,7 @@ def site(found: dict[str, Any]) -> dict[str, Any]:
 def test_our_own_delegated_group(machine: Machine, unified: Path, asker: Asker) -> None:
     machine.group(unified / "slice", has=ALL, down=ALL)
     own = machine.group(unified / "slice/our.scope", has=ALL, delegated=b"1")
-    machine.stand_in("0::/slice/our.scope", own)
+    machine.put_into("0::/slice/our.scope", own)
     found = machine.survey_as(asker, own)
     assert site(found) == {
         "version": 2,
@@ -268,7 +268,7 @@ def test_a_leaf_below_what_was_delegated(machine: Machine, unified: Path, asker:
     """As after an earlier launch of the same runner, or with DelegateSubgroup=."""
     handed = machine.group(unified / "our.service", has=ALL, down="memory pids", delegated=b"1")
     own = machine.group(handed / "runner-1-2-self", has="memory pids")
-    machine.stand_in("0::/our.service/runner-1-2-self", own)
+    machine.put_into("0::/our.service/runner-1-2-self", own)
     found = site(machine.survey_as(asker, handed, own))
     assert (found["directory"], found["line"]) == (str(handed), "0::/our.service")
     assert found["controllers"] == sorted(CONTROLLERS)
@@ -284,7 +284,7 @@ def test_a_runners_own_leaf_is_no_place_for_groups(
     the next launch to one below that."""
     handed = machine.group(unified / above, has=ALL, down=ALL, delegated=b"1", bounds=BOUND)
     own = machine.group(handed / "runner-1-2-self", has=ALL)
-    machine.stand_in(f"0::/{above}/runner-1-2-self", own)
+    machine.put_into(f"0::/{above}/runner-1-2-self", own)
     found = site(machine.survey_as(asker, handed, own))
     assert (found["directory"], found["line"]) == (str(handed), f"0::/{above}")
     assert found["controllers"] == sorted(CONTROLLERS)
@@ -298,7 +298,7 @@ def test_a_group_that_only_looks_like_a_runners_leaf(
     """The control: another program put us there, so we stay."""
     handed = machine.group(unified / "our.service", has=ALL, down=ALL, delegated=b"1", bounds=BOUND)
     own = machine.group(handed / name, has=ALL)
-    machine.stand_in(f"0::/our.service/{name}", own)
+    machine.put_into(f"0::/our.service/{name}", own)
     found = site(machine.survey_as(asker, handed, own))
     assert (found["directory"], found["leave"]) == (str(own), True)
 
@@ -306,7 +306,7 @@ def test_a_group_that_only_looks_like_a_runners_leaf(
 def test_a_container_whose_root_is_a_runners_leaf(machine: Machine, asker: Asker) -> None:
     """A cgroup namespace was made there: nothing above can be seen."""
     own = machine.group(machine.mount("runner-1-2-self", "cgroup2", root="/runner-1-2-self"), has=ALL)
-    machine.stand_in("0::/runner-1-2-self", own)
+    machine.put_into("0::/runner-1-2-self", own)
     assert site(machine.survey_as(asker, own))["directory"] == str(own)
 
 
@@ -314,7 +314,7 @@ def test_the_nearest_of_equals(machine: Machine, unified: Path, asker: Asker) ->
     handed = machine.group(unified / "our.service", has="pids", down="pids", delegated=b"1", bounds=BOUND)
     middle = machine.group(handed / "middle", has="pids", down="pids")
     own = machine.group(middle / "own", has="")
-    machine.stand_in("0::/our.service/middle/own", own)
+    machine.put_into("0::/our.service/middle/own", own)
     found = machine.survey_as(asker, handed, middle, own)
     assert site(found)["directory"] == str(middle)
     assert set(found["lacks"]) == {"memory", "cpu", "io"}
@@ -332,7 +332,7 @@ def test_a_group_of_the_host_with_limits_is_not_left(
     unit = machine.group(unified / "our.service", has=ALL, delegated=b"1")
     with a_process_of(asker) as host:
         own = machine.group(unit / name, has="", others=(host,), bounds=bounds)
-        machine.stand_in(f"0::/our.service/{name}", own)
+        machine.put_into(f"0::/our.service/{name}", own)
         found = machine.survey_as(asker, unit, own)
     assert site(found)["directory"] == str(own if bounds else unit)
     assert bool(site(found)["controllers"]) is not bool(bounds)
@@ -357,7 +357,7 @@ def test_bounds_that_were_set_for_us_are_not_left_behind(
     """That a group above has more to hand down is no reason."""
     slice_ = machine.group(unified / "slice", has=ALL, down=ALL)
     own = machine.group(slice_ / "our.scope", has="memory pids", delegated=b"1", bounds=bounds)
-    machine.stand_in("0::/slice/our.scope", own)
+    machine.put_into("0::/slice/our.scope", own)
     found = machine.survey_as(asker, slice_, own)
     assert site(found)["directory"] == str(own if stays else slice_)
     if stays:
@@ -371,7 +371,7 @@ def test_bounds_further_up_are_not_left_behind(machine: Machine, unified: Path, 
     slice_ = machine.group(unified / "slice", has=ALL, down="pids", bounds=BOUND)
     middle = machine.group(slice_ / "middle", has="pids", down="")
     own = machine.group(middle / "our.scope", has="", delegated=b"1")
-    machine.stand_in("0::/slice/middle/our.scope", own)
+    machine.put_into("0::/slice/middle/our.scope", own)
     found = machine.survey_as(asker, unified, slice_, middle, own)
     assert site(found)["directory"] == str(slice_)  # in it its bounds hold, and not above
 
@@ -381,7 +381,7 @@ def test_others_in_our_group(machine: Machine, unified: Path, asker: Asker) -> N
     own = machine.group(
         unified / "our.scope", has=ALL, others=(os.getpid(), 4194303, 1), delegated=b"1", bounds=BOUND
     )
-    machine.stand_in("0::/our.scope", own)
+    machine.put_into("0::/our.scope", own)
     found = machine.survey_as(asker, own)
     assert site(found)["controllers"] == [] and site(found)["enable"] == []
     assert set(found["lacks"]) == set(CONTROLLERS)
@@ -397,7 +397,7 @@ def test_a_host_that_may_be_moved(machine: Machine, unified: Path, asker: Asker,
     """The policy decides. What is ours, here a child of the survey's own process, is moved in any case."""
     slice_ = machine.group(unified / "slice", has=ALL, bounds=BOUND)
     own = machine.group(slice_ / "our.service", has=ALL, delegated=b"1", bounds=BOUND)
-    machine.stand_in("0::/slice/our.service", own)
+    machine.put_into("0::/slice/our.service", own)
     machine.move_host, machine.has_child = move_host, True
     alone = site(machine.survey_as(asker, own))
     assert (alone["enable"], alone["leave"], alone["host"]) == (sorted(CONTROLLERS), True, False)
@@ -417,7 +417,7 @@ def test_a_host_that_nobody_may_move(machine: Machine, unified: Path, as_user: A
     """Of another user, or in a unit that was not delegated."""
     slice_ = machine.group(unified / "slice", has=ALL, bounds=BOUND)
     own = machine.group(slice_ / "our.service", has=ALL, delegated=b"1", bounds=BOUND, others=(1,))
-    machine.stand_in("0::/slice/our.service", own)
+    machine.put_into("0::/slice/our.service", own)
     machine.move_host = True
     found = machine.survey_as(as_user, slice_, own)
     assert site(found)["enable"] == [] and found["delegated"] is True
@@ -438,7 +438,7 @@ def test_a_group_of_ours_in_one_of_roots_was_delegated(
 ) -> None:
     """Before systemd 251 an ordinary user could not see the mark."""
     own = machine.group(unified / "our.service", has=ALL, others=(1,), bounds=BOUND)
-    machine.stand_in("0::/our.service", own)
+    machine.put_into("0::/our.service", own)
     assert machine.survey_as(as_user, own)["delegated"] is True
     assert machine.survey_as(as_user, unified, own)["delegated"] is False  # the control
 
@@ -447,7 +447,7 @@ def test_beside_a_host_that_was_moved(machine: Machine, unified: Path, asker: As
     """What the host starts is born in its leaf. That is no place for groups, and nobody has to move again."""
     handed = machine.group(unified / "our.service", has=ALL, down=ALL, delegated=b"1", bounds=BOUND)
     own = machine.group(handed / "runner-host", has=ALL, others=(1,))
-    machine.stand_in("0::/our.service/runner-host", own)
+    machine.put_into("0::/our.service/runner-host", own)
     found = site(machine.survey_as(asker, handed, own))
     assert (found["directory"], found["controllers"]) == (str(handed), sorted(CONTROLLERS))
     assert (found["enable"], found["leave"], found["host"]) == ([], False, False)
@@ -458,7 +458,7 @@ def test_others_in_our_group_and_a_usable_one_above(machine: Machine, unified: P
     manager = machine.group(unified / "user@1000.service", has=ALL, down="cpu memory pids")
     slice_ = machine.group(manager / "app.slice", has="cpu memory pids", down="cpu memory pids")
     own = machine.group(slice_ / "host.service", has="cpu memory pids", others=(1,))
-    machine.stand_in("0::/user@1000.service/app.slice/host.service", own)
+    machine.put_into("0::/user@1000.service/app.slice/host.service", own)
     found = machine.survey_as(asker, manager, slice_, own)
     if asker.uid == 0:  # for root the whole tree is; then the root group has even more
         assert site(found)["directory"] == str(unified)
@@ -473,7 +473,7 @@ def test_no_more_than_three_are_named(machine: Machine, unified: Path) -> None:
     own = machine.group(
         unified / "our.scope", has=ALL, others=tuple(range(1, 9)), delegated=b"1", bounds=BOUND
     )
-    machine.stand_in("0::/our.scope", own)
+    machine.put_into("0::/our.scope", own)
     reason, _ = machine.survey()["lacks"]["pids"]
     assert "(3)" in reason and "(4)" not in reason and "8" not in reason.rpartition(":")[2]
 
@@ -484,7 +484,7 @@ def test_others_in_a_group_that_hands_down_already(machine: Machine, unified: Pa
         unified / "our.service", has=ALL, down="pids", others=(1,), delegated=b"1", bounds=BOUND
     )
     own = machine.group(handed / "own", has="pids", others=(1,))
-    machine.stand_in("0::/our.service/own", own)
+    machine.put_into("0::/our.service/own", own)
     found = machine.survey_as(asker, handed, own)
     assert (site(found)["directory"], site(found)["enable"]) == (str(handed), [])
     assert site(found)["controllers"] == ["pids"]
@@ -494,7 +494,7 @@ def test_others_in_a_group_that_hands_down_already(machine: Machine, unified: Pa
 def test_root_goes_up_to_a_slice_that_hands_down(machine: Machine, unified: Path, as_root: Asker) -> None:
     slice_ = machine.group(unified / "system.slice", has=ALL, down=ALL)
     own = machine.group(slice_ / "cron.service", has=ALL, others=(1,))
-    machine.stand_in("0::/system.slice/cron.service", own)
+    machine.put_into("0::/system.slice/cron.service", own)
     found = machine.survey_as(as_root)
     # Not the root group, though it would do as well: the slice may have limits of its own.
     assert site(found) == {
@@ -511,7 +511,7 @@ def test_root_goes_up_to_a_slice_that_hands_down(machine: Machine, unified: Path
 def test_root_goes_further_up_for_more(machine: Machine, unified: Path, as_root: Asker) -> None:
     slice_ = machine.group(unified / "system.slice", has=ALL, down="memory pids")
     own = machine.group(slice_ / "cron.service", has="memory pids")
-    machine.stand_in("0::/system.slice/cron.service", own)
+    machine.put_into("0::/system.slice/cron.service", own)
     found = site(machine.survey_as(as_root))
     assert (found["directory"], found["line"], found["enable"]) == (str(unified), "0::", [])
 
@@ -522,7 +522,7 @@ def test_root_does_not_change_what_slices_hand_down(machine: Machine, as_root: A
     root = machine.group(machine.mount("v2", "cgroup2"), has=ALL, down="pids", real_root=True)
     slice_ = machine.group(root / "system.slice", has=ALL)
     own = machine.group(slice_ / "cron.service", has="cpu memory")
-    machine.stand_in("0::/system.slice/cron.service", own)
+    machine.put_into("0::/system.slice/cron.service", own)
     found = site(machine.survey_as(as_root))
     assert (found["directory"], found["leave"]) == (str(own), True)
     assert found["controllers"] == found["enable"] == ["cpu", "memory"]
@@ -532,7 +532,7 @@ def test_root_does_not_change_what_slices_hand_down(machine: Machine, as_root: A
 def test_a_user_who_owns_no_group(machine: Machine, unified: Path, as_user: Asker) -> None:
     slice_ = machine.group(unified / "user.slice", has=ALL, down=ALL)
     own = machine.group(slice_ / "session-1.scope", has=ALL)
-    machine.stand_in("0::/user.slice/session-1.scope", own)
+    machine.put_into("0::/user.slice/session-1.scope", own)
     found = machine.survey_as(as_user)
     assert found["sites"] == [] and found["delegated"] is False
     assert found["lacks"] == {
@@ -542,7 +542,7 @@ def test_a_user_who_owns_no_group(machine: Machine, unified: Path, as_user: Aske
 
 def test_a_user_who_owns_the_group_without_a_mark(machine: Machine, unified: Path, as_user: Asker) -> None:
     own = machine.group(unified / "ours", has=ALL)
-    machine.stand_in("0::/ours", own)
+    machine.put_into("0::/ours", own)
     found = machine.survey_as(as_user, own)
     assert (site(found)["directory"], site(found)["enable"]) == (str(own), sorted(CONTROLLERS))
     assert found["delegated"] is True
@@ -554,7 +554,7 @@ def test_a_group_that_was_delegated_in_part(
     machine: Machine, unified: Path, as_user: Asker, file: str
 ) -> None:
     own = machine.group(unified / "ours", has=ALL, down="", delegated=b"1")
-    machine.stand_in("0::/ours", own)
+    machine.put_into("0::/ours", own)
     full = machine.survey_as(as_user, own)
     assert site(full)["controllers"] == sorted(CONTROLLERS)  # the control
     machine.members.clear()
@@ -573,7 +573,7 @@ def test_a_group_that_was_delegated_in_part(
 def test_which_mark_counts(machine: Machine, unified: Path, as_root: Asker, mark: bytes, taken: bool) -> None:
     slice_ = machine.group(unified / "slice", has=ALL, down=ALL)
     own = machine.group(slice_ / "own", has=ALL, delegated=mark)
-    machine.stand_in("0::/slice/own", own)
+    machine.put_into("0::/slice/own", own)
     assert site(machine.survey_as(as_root))["directory"] == str(own if taken else slice_)
 
 
@@ -581,13 +581,13 @@ def test_a_mark_of_older_systemd(machine: Machine, unified: Path, as_root: Asker
     slice_ = machine.group(unified / "slice", has=ALL, down=ALL)
     own = machine.group(slice_ / "own", has=ALL)
     _mark(own, "trusted.delegate", b"1")
-    machine.stand_in("0::/slice/own", own)
+    machine.put_into("0::/slice/own", own)
     assert site(machine.survey_as(as_root))["directory"] == str(own)
 
 
 def test_everybody_may_be_in_the_real_root(machine: Machine, as_root: Asker) -> None:
     root = machine.group(machine.mount("v2", "cgroup2"), has=ALL, down="pids", others=(1, 2), real_root=True)
-    machine.stand_in("0::/", root)
+    machine.put_into("0::/", root)
     found = site(machine.survey_as(as_root))
     assert (found["directory"], found["line"]) == (str(root), "0::")
     assert found["enable"] == ["cpu", "io", "memory"]
@@ -599,7 +599,7 @@ def test_everybody_may_be_in_the_real_root(machine: Machine, as_root: Asker) -> 
 def test_the_root_of_a_container(machine: Machine, as_root: Asker) -> None:
     """A group like any other, though it is the highest that can be seen."""
     root = machine.group(machine.mount("v2", "cgroup2"), has="cpu memory pids")
-    machine.stand_in("0::/", root)
+    machine.put_into("0::/", root)
     found = machine.survey_as(as_root)
     assert site(found)["enable"] == ["cpu", "memory", "pids"]
     assert site(found)["leave"] is True
@@ -610,8 +610,8 @@ def test_a_tree_without_controllers(machine: Machine) -> None:
     """Beside v1. It still can freeze, kill and count."""
     root = machine.group(machine.mount("v2", "cgroup2"), real_root=True)
     memory = machine.legacy(machine.mount("memory", "cgroup", "rw,memory"))
-    machine.stand_in("4:memory:/", memory)
-    machine.stand_in("0::/", root)
+    machine.put_into("4:memory:/", memory)
+    machine.put_into("0::/", root)
     found = machine.survey()
     assert [each["directory"] for each in found["sites"]] == [str(memory), str(root)]
     assert found["sites"][1]["controllers"] == []
@@ -622,8 +622,8 @@ def test_a_controller_of_v1_is_not_offered_by_v2(machine: Machine) -> None:
     """A controller is bound to one hierarchy, whatever the files of a container's emulation show."""
     root = machine.group(machine.mount("v2", "cgroup2"), has=ALL, down=ALL, real_root=True)
     memory = machine.legacy(machine.mount("memory", "cgroup", "rw,memory"))
-    machine.stand_in("4:memory:/", memory)
-    machine.stand_in("0::/", root)
+    machine.put_into("4:memory:/", memory)
+    machine.put_into("0::/", root)
     found = machine.survey()
     assert found["sites"][0]["controllers"] == ["memory"]
     assert found["sites"][1]["controllers"] == ["cpu", "io", "pids"]
@@ -634,7 +634,7 @@ def test_a_controller_of_v1_is_not_offered_by_v2(machine: Machine) -> None:
 
 def test_controllers_that_are_mounted_together(machine: Machine) -> None:
     point = machine.legacy(machine.mount("cpu,cpuacct", "cgroup", "rw,cpu,cpuacct"))
-    machine.stand_in("3:cpu,cpuacct:/", point)
+    machine.put_into("3:cpu,cpuacct:/", point)
     found = machine.survey()
     assert site(found) == {
         "version": 1,
@@ -649,7 +649,7 @@ def test_controllers_that_are_mounted_together(machine: Machine) -> None:
 
 def test_v1_names_are_translated(machine: Machine) -> None:
     point = machine.legacy(machine.mount("blkio", "cgroup", "rw,blkio"))
-    machine.stand_in("7:blkio:/", point)
+    machine.put_into("7:blkio:/", point)
     assert site(machine.survey())["controllers"] == ["io"]
 
 
@@ -657,7 +657,7 @@ def test_hierarchies_without_controllers(machine: Machine) -> None:
     """systemd's named hierarchy and the freezer limit nothing."""
     for number, word in enumerate(("freezer", "devices", "name=systemd")):
         machine.legacy(machine.mount(word, "cgroup", f"rw,xattr,{word}"))
-        machine.stand_in(f"{number + 1}:{word}:/")
+        machine.put_into(f"{number + 1}:{word}:/")
     found = machine.survey()
     assert found["sites"] == []
     assert [each[1] for each in found["own"]] == [["freezer"], ["devices"], ["name=systemd"]]
@@ -666,7 +666,7 @@ def test_hierarchies_without_controllers(machine: Machine) -> None:
 @pytest.mark.needs("user", "root")
 def test_v1_is_for_root(machine: Machine, as_user: Asker) -> None:
     point = machine.legacy(machine.mount("pids", "cgroup", "rw,pids"))
-    machine.stand_in("8:pids:/")
+    machine.put_into("8:pids:/")
     found = machine.survey_as(as_user)
     assert found["sites"] == [] and found["delegated"] is False
     reason, remedy = found["lacks"]["pids"]
@@ -678,7 +678,7 @@ def test_v1_is_for_root(machine: Machine, as_user: Asker) -> None:
 def test_a_v1_group_that_was_delegated(machine: Machine, as_user: Asker) -> None:
     point = machine.mount("pids", "cgroup", "rw,pids")
     own = machine.legacy(point / "ours")
-    machine.stand_in("8:pids:/ours")
+    machine.put_into("8:pids:/ours")
     found = machine.survey_as(as_user, own)
     assert (site(found)["directory"], site(found)["line"]) == (str(own), "8:pids:/ours")
     assert found["delegated"] is True
@@ -693,7 +693,7 @@ def test_a_part_of_the_tree_is_mounted(machine: Machine, fstype: str) -> None:
     point = machine.mount("part", fstype, "rw,memory" if fstype == "cgroup" else "rw", root="/docker/abc")
     own = machine.group(point / "deep/er", has="memory", down="memory")
     names = "4:memory:" if fstype == "cgroup" else "0::"
-    machine.stand_in(f"{names}/docker/abc/deep/er", own)
+    machine.put_into(f"{names}/docker/abc/deep/er", own)
     found = machine.survey()
     assert found["own"][0][2] == str(own)
     directories = [each["directory"] for each in found["sites"]]
@@ -703,7 +703,7 @@ def test_a_part_of_the_tree_is_mounted(machine: Machine, fstype: str) -> None:
 
 def test_the_root_of_the_part(machine: Machine) -> None:
     point = machine.legacy(machine.mount("part", "cgroup", "rw,memory", root="/docker/abc"))
-    machine.stand_in("4:memory:/docker/abc", point)
+    machine.put_into("4:memory:/docker/abc", point)
     assert (site(machine.survey())["directory"], site(machine.survey())["line"]) == (
         str(point),
         "4:memory:/docker/abc",
@@ -716,7 +716,7 @@ def test_our_group_is_not_in_the_part(machine: Machine, fstype: str, path: str) 
     """Then there is no group for us, rather than a wrong one."""
     point = machine.mount("part", fstype, "rw,memory" if fstype == "cgroup" else "rw", root="/docker/abc")
     machine.group(point, has=ALL, down=ALL)
-    machine.stand_in(f"{'4:memory' if fstype == 'cgroup' else '0:'}:{path}")
+    machine.put_into(f"{'4:memory' if fstype == 'cgroup' else '0:'}:{path}")
     found = machine.survey()
     assert found["own"] == [] and found["sites"] == []
     assert set(found["lacks"]) == set(CONTROLLERS)
@@ -728,21 +728,21 @@ def test_a_hierarchy_that_is_mounted_twice(machine: Machine) -> None:
     machine.legacy(other)
     point = machine.legacy(machine.mount("pids", "cgroup", "rw,pids"))
     own = machine.legacy(point / "ours")
-    machine.stand_in("8:pids:/ours", own)
+    machine.put_into("8:pids:/ours", own)
     assert site(machine.survey())["directory"] == str(own)
 
 
 def test_a_mount_of_other_controllers(machine: Machine) -> None:
     """cpu alone is not cpu,cpuacct; v1 is not v2."""
     machine.legacy(machine.mount("cpu", "cgroup", "rw,cpu"))
-    machine.stand_in("3:cpu,cpuacct:/")
-    machine.stand_in("0::/")
+    machine.put_into("3:cpu,cpuacct:/")
+    machine.put_into("0::/")
     assert machine.survey()["own"] == []
 
 
 def test_nothing_is_mounted(machine: Machine) -> None:
-    machine.stand_in("0::/")
-    machine.stand_in("4:memory:/")
+    machine.put_into("0::/")
+    machine.put_into("4:memory:/")
     found = machine.survey()
     assert found["sites"] == [] and found["delegated"] is (os.geteuid() == 0)
     assert found["lacks"]["memory"][0] == "no cgroup v2 file system is mounted"
@@ -763,7 +763,7 @@ def test_odd_names(machine: Machine, name: str) -> None:
     """The kernel escapes nothing in /proc/PID/cgroup, and refuses newlines in names."""
     point = machine.mount("pids", "cgroup", "rw,pids", root=f"/{name}")
     own = machine.legacy(point / name)
-    machine.stand_in(f"8:pids:/{name}/{name}", own)
+    machine.put_into(f"8:pids:/{name}/{name}", own)
     assert (site(machine.survey())["directory"], site(machine.survey())["line"]) == (
         str(own),
         f"8:pids:/{name}/{name}",
@@ -773,7 +773,7 @@ def test_odd_names(machine: Machine, name: str) -> None:
 def test_a_name_that_is_no_utf8(machine: Machine) -> None:
     point = machine.legacy(machine.mount("pids", "cgroup", "rw,pids"))
     own = machine.legacy(Path(os.fsdecode(os.fsencode(point) + b"/\xff\xfe")))
-    machine.stand_in(b"8:pids:/\xff\xfe", own)
+    machine.put_into(b"8:pids:/\xff\xfe", own)
     found = site(machine.survey())
     assert os.fsencode(found["line"]) == b"8:pids:/\xff\xfe"
     assert os.path.samefile(found["directory"], own)
@@ -782,7 +782,7 @@ def test_a_name_that_is_no_utf8(machine: Machine) -> None:
 def test_a_name_with_a_carriage_return(machine: Machine) -> None:
     point = machine.legacy(machine.mount("pids", "cgroup", "rw,pids"))
     own = machine.legacy(point / "a\rb")
-    machine.stand_in("8:pids:/a\rb", own)
+    machine.put_into("8:pids:/a\rb", own)
     assert site(machine.survey())["directory"] == str(own)
 
 

@@ -215,7 +215,7 @@ def test_nothing_is_read_for_a_plugin_that_sleeps(machine: Machine) -> None:
     assert machine.meter.due == pytest.approx(machine.now + FULL / (1 << 30))
 
 
-def test_what_falls_is_forgotten(machine: Machine) -> None:
+def test_memory_that_falls_is_forgotten(machine: Machine) -> None:
     """A server on this machine fills its sockets and empties them, again and again."""
     for _ in range(20):
         assert machine.after(2, 0.9 * FULL) is None

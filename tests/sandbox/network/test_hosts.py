@@ -181,5 +181,5 @@ def test_addresses_survive(address: object) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "1", "1.2.3", "1.2.3.4%eth0", "fe80::1%1", "١.2.3.4", "[::1]"])
-def test_what_is_no_address(text: str) -> None:
+def test_texts_that_are_no_address(text: str) -> None:
     assert read_address(text) is None

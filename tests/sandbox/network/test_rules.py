@@ -134,7 +134,7 @@ def test_a_rule_without_a_port_has_the_callers(written: str) -> None:
         ("*.10.0.0.0/8:443", "plain spelling"),
     ],
 )
-def test_what_is_no_rule(written: str, reason: str) -> None:
+def test_wrong_rules_are_refused(written: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         parse_rule(written, default_ports=(443,) if written == "[::1" else (), ranges=True)
 

@@ -76,7 +76,7 @@ def content(fd: int) -> str:
         *("chain", "absolute", "absolute_around", "sub//../file"),
     ],
 )
-def test_what_stays_inside_is_opened(tree: Path, folder: int, opener: Opener, path: str) -> None:
+def test_paths_that_stay_inside_are_opened(tree: Path, folder: int, opener: Opener, path: str) -> None:
     assert content(opener(folder, path, (str(tree),))) == "inside"
 
 
@@ -88,7 +88,7 @@ def test_what_stays_inside_is_opened(tree: Path, folder: int, opener: Opener, pa
         *("out_around", "out_dir", "out_dir/secret", "to_sub/../../secret", "magic", "magic/etc/passwd"),
     ],
 )
-def test_what_leads_out_is_not(tree: Path, folder: int, opener: Opener, path: str) -> None:
+def test_paths_that_lead_out_are_refused(tree: Path, folder: int, opener: Opener, path: str) -> None:
     with pytest.raises(Escapes):
         opener(folder, path, (str(tree),))
 

@@ -81,7 +81,7 @@ def make(place: Path, *names: str) -> None:
         (("link -> /",), ()),
     ],
 )
-def test_what_is_new_is_found(tmp_path: Path, made: tuple[str, ...], found: tuple[str, ...]) -> None:
+def test_new_files_are_found(tmp_path: Path, made: tuple[str, ...], found: tuple[str, ...]) -> None:
     told = search(tmp_path, lambda: make(tmp_path, *made))
     assert sorted(each.path for each in told.changed) == [f"{tmp_path}/{name}" for name in found]
     assert not told.incomplete and told.entries > 0

@@ -336,7 +336,7 @@ def test_a_checked_copy_below_the_runners_directory(tmp_path: Path) -> None:
     assert rule("packages") == rule("packages/other") == rule("packages/mine2") == "denylist"
 
 
-def test_what_hosts_keep_for_plugins(tmp_path: Path) -> None:
+def test_storage_of_other_hosts_is_denied(tmp_path: Path) -> None:
     base = tmp_path.resolve()
     kept = base / "place/.storage"
     denylist = Denylist(read_mounts(), storage=[str(kept)])

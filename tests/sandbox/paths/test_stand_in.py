@@ -42,7 +42,7 @@ def test_the_last_user_removes_them(tmp_path: Path, places: list[GuardedPlace]) 
     assert os.listdir(tmp_path) == []
 
 
-def test_what_is_there_stays(tmp_path: Path, places: list[GuardedPlace]) -> None:
+def test_existing_files_stay(tmp_path: Path, places: list[GuardedPlace]) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("{}\n")
     with hold_places(places):
@@ -50,14 +50,14 @@ def test_what_is_there_stays(tmp_path: Path, places: list[GuardedPlace]) -> None
     assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
 
 
-def test_what_was_changed_stays(tmp_path: Path, places: list[GuardedPlace]) -> None:
+def test_changed_stand_ins_stay(tmp_path: Path, places: list[GuardedPlace]) -> None:
     with hold_places(places):
         (tmp_path / "folder/x").touch()
         (tmp_path / "file").write_text("mine")
     assert (tmp_path / "folder/x").exists() and (tmp_path / "file").read_text() == "mine"
 
 
-def test_what_was_replaced_stays(tmp_path: Path, places: list[GuardedPlace]) -> None:
+def test_replaced_stand_ins_stay(tmp_path: Path, places: list[GuardedPlace]) -> None:
     with hold_places(places):
         (tmp_path / "new").write_text("{}\n")
         os.replace(tmp_path / "new", tmp_path / "file")

@@ -36,7 +36,7 @@ def tried(monkeypatch: pytest.MonkeyPatch) -> list[NetworkRecipe]:
         (Network("open"), EgressPlan(("*:*",), every_port=True)),
     ],
 )
-def test_what_the_gate_lets_through(
+def test_the_gate_gets_the_hosts_of_the_grant(
     network: Network, expected: EgressPlan | None, tried: list[NetworkRecipe]
 ) -> None:
     assert plan_egress(grant()._replace(network=network), policy()) == expected

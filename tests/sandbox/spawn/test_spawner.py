@@ -923,7 +923,7 @@ def test_an_alarm_from_elsewhere_is_not_a_deadline(runner_as: Caller, waits: str
 
 
 @WAITS
-def test_what_a_signal_ended(runner_as: Caller, waits: str) -> None:
+def test_an_end_by_a_signal_is_128_and_its_number(runner_as: Caller, waits: str) -> None:
     told = elsewhere.run(
         runner_as, waited_for, order(runner_as, "/bin/sh", "-c", "kill -SEGV $$"), None, waits
     )

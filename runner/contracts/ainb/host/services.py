@@ -340,7 +340,11 @@ def provide(plugin: Plugin, services: Services, allowance: Allowance) -> Service
         bus=services.bus if services.bus is not None else SnapshotBus(),
         log_level=check_level(services.log_level or DEFAULT_LEVEL),
         files=GuardedFiles(
-            *(declared.fs_roots, allowance.readable, allowance.writable, allowance.denied, services.files),
+            declared=declared.fs_roots,
+            granted=allowance.readable,
+            writable=allowance.writable,
+            denied=allowance.denied,
+            own=services.files,
             flags=declared.folders,
         ),
         fetcher=fetcher,

@@ -15,8 +15,8 @@ from runner.contracts.vai import CONTRACT, IDENTITIES
 from runner.contracts.vai.cage import OptionsFault, scratch_dir
 from runner.contracts.vai.declared import DeclaredExport, Kind
 from runner.contracts.vai.terms import SECRETS
+from runner.protocol.api_gateway import api_gateway_host
 from runner.protocol.dialect import Call, CallRefused, Refusal, stray_context
-from runner.protocol.gateway_url import gateway_host
 from runner.protocol.secrets import MARK
 
 # Why a call is refused before anything is started.
@@ -148,10 +148,10 @@ def is_timestamp(value: Any) -> bool:
 # --- credentials -------------------------------------------------------------------------------------------
 
 
-def make_gateway(base_url: Any, token: Any, scopes: Iterable[str]) -> dict[str, Any]:
+def make_api_gateway(base_url: Any, token: Any, scopes: Iterable[str]) -> dict[str, Any]:
     """The `gateway` of a context. Raises CallRefused, with a message that does not show the token."""
     try:
-        gateway_host(base_url)
+        api_gateway_host(base_url)
     except ValueError as error:
         raise refused(INVALID_DELEGATION, f"the gateway's base_url {error}: give --gateway-url URL") from None
     if not isinstance(token, str) or not token or not token.isprintable() or " " in token:

@@ -18,7 +18,7 @@ from runner.contracts.vai.call.context import (
     describe,
     identify,
     invalid_input,
-    make_gateway,
+    make_api_gateway,
     refused,
 )
 from runner.contracts.vai.call.requests import PINNED, RequestInput, ids_in, make_request
@@ -86,10 +86,10 @@ def _complete(
     _check_secrets(plugin, declared, binding, secrets)
     timeout = _timeout(export, seconds)
     context = describe(ids, export, now + timeout)
-    gateway_url = _gateway_url(export, options, secrets)
+    gateway_url = _api_gateway_url(export, options, secrets)
     delegation = None
     if gateway_url:
-        context["gateway"] = make_gateway(gateway_url, secrets[TOKEN], export.permissions.scopes)
+        context["gateway"] = make_api_gateway(gateway_url, secrets[TOKEN], export.permissions.scopes)
     elif export.permissions.scopes:
         delegation = DelegationRequest(
             export.permissions.scopes,
@@ -139,7 +139,7 @@ def with_delegation(prepared: Prepared, delegation: Delegation) -> Prepared:
         raise refused(INVALID_DELEGATION, f"{message}: a Gateway may give only the scopes of its request")
     if not scopes:
         return prepared._replace(delegation=None)
-    gateway = make_gateway(base_url, token, scopes)
+    gateway = make_api_gateway(base_url, token, scopes)
     body = prepared.call.input
     body = {**body, "context": {**body["context"], "gateway": gateway}}
     return Prepared(
@@ -243,7 +243,7 @@ def _timeout(export: DeclaredExport, seconds: float | None) -> float:
     return min(seconds, export.timeout)
 
 
-def _gateway_url(export: DeclaredExport, options: Mapping[str, str], secrets: Mapping[str, str]) -> str:
+def _api_gateway_url(export: DeclaredExport, options: Mapping[str, str], secrets: Mapping[str, str]) -> str:
     """The base_url of the gateway whose token was given; empty: none was."""
     url = options.get("gateway_url") or ""
     if not export.permissions.scopes and (url or TOKEN in secrets):

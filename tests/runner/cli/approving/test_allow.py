@@ -411,7 +411,7 @@ def test_two_servers_of_one_name_share_neither_state_nor_approvals(
 # --- what is shown ------------------------------------------------------------------------------------------
 
 
-def test_what_is_unusual_stands_out(user_server: Server) -> None:
+def test_unusual_requests_stand_out(user_server: Server) -> None:
     home = user_server.caller.home
     user_server.write(
         {

@@ -145,7 +145,7 @@ def test_the_plugin_has_stdin_and_stdout(target: str) -> None:
 
 
 @pytest.mark.needs("root")
-def test_what_cannot_be_written(tmp_path: Path, pipe: tuple[int, int]) -> None:
+def test_events_that_cannot_be_written(tmp_path: Path, pipe: tuple[int, int]) -> None:
     reader, _ = pipe
     unused = os.dup(0)
     os.close(unused)

@@ -121,7 +121,7 @@ def test_a_limit_given_twice_is_an_error_also_if_both_say_the_same(
         (("--limit", "io=1=2"), "--limit io=1=2: '1=2' is not a size"),
     ],
 )
-def test_what_is_no_limit(verb: str, words: tuple[str, ...], said: str) -> None:
+def test_wrong_limits_are_refused(verb: str, words: tuple[str, ...], said: str) -> None:
     with pytest.raises(ValueError, match=r"^--") as caught:
         limits_of(*words, verb=verb)
     assert said in str(caught.value)

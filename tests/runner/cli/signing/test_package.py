@@ -35,7 +35,10 @@ class Author:
         self.trust = folder / "key.pub"
 
     def __call__(self, *words: str | Path) -> tuple[int, str]:
-        status = main(["package", *map(str, words)])
+        try:
+            status = main(["package", *map(str, words)])
+        except SystemExit as exited:
+            status = int(str(exited.code))
         said = self.capsys.readouterr()
         return status, said.out + said.err
 
@@ -175,11 +178,14 @@ def test_each_action_has_a_document(author: Author, action: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("sign", "."), "sign needs --key FILE"),
-        (("verify", "."), "verify needs --trust FILE"),
-        (("lint", ".", "--key", "k"), "--key belongs to sign"),
-        (("sign", ".", "--key", "k", "--trust", "t"), "--trust belongs to verify"),
-        (("lint", ".", "--key-id", "k"), "--key-id belongs to sign"),
+        (("sign", "."), "required: --key (use runner package sign [--contract CONTRACT] --key FILE"),
+        (("verify", "."), "required: --trust (use runner package verify "),
+        (("lint", ".", "--key", "k"), "--key goes with runner package sign (use runner package lint "),
+        (
+            ("sign", ".", "--key", "k", "--trust", "t"),
+            "--trust goes with runner package verify, pull, inspect (use runner package sign",
+        ),
+        (("lint", ".", "--key-id", "k"), "--key-id goes with runner package sign"),
     ],
 )
 def test_options_belong_to_actions(author: Author, words: tuple[str, ...], said: str) -> None:

@@ -11,7 +11,7 @@ from runner.contracts.ainb.inspector import Inspector, make
 from runner.contracts.ainb.messages import BODY_LIMIT
 from runner.protocol.dialect import Setting, Violation
 from runner.protocol.frames import Cut
-from runner.protocol.observer import Withheld
+from runner.protocol.rpc_reader import Withheld
 from tests.runner.contracts.ainb.conversation import BURNDOWN, WELCOME, answer, ask, error, tell
 
 INIT = ask(1, "plugin/init", {"anything": "at all"})

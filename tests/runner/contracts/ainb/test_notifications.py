@@ -117,7 +117,7 @@ def mouse(col: int = 3) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_is_sent(method: str, given: Any, params: Any) -> None:
+def test_notifications_are_sent_as_the_contract_writes_them(method: str, given: Any, params: Any) -> None:
     (told,) = sent(ready().notify(method, given))
     assert told == {"jsonrpc": "2.0", "method": method, "params": params}
 
@@ -183,7 +183,7 @@ def moused(**more: Any) -> dict[str, Any]:
         (MOUSE, {"screen_id": "s", "mouse": {"kind": {"type": "moved"}, "row": 0}}),
     ],
 )
-def test_what_is_not_sent(method: str, given: Any) -> None:
+def test_wrong_notifications_are_refused(method: str, given: Any) -> None:
     conversation = ready()
     with pytest.raises(CallRefused):
         conversation.notify(method, given)

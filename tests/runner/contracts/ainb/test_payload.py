@@ -58,7 +58,7 @@ def test_payloads(value: Any, data: bytes) -> None:
         pytest.param({"0": 1}, id="an object"),
     ],
 )
-def test_what_is_no_payload(value: Any) -> None:
+def test_wrong_payloads_are_refused(value: Any) -> None:
     with pytest.raises(BadPayload):
         decode(value)
 

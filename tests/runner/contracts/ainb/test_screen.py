@@ -145,7 +145,7 @@ def test_an_answer() -> None:
     assert (second.glyph.text, second.style) == ("B", Style(Color(255, 0, 1), None, 5))
 
 
-def test_what_may_be_left_out() -> None:
+def test_cells_and_flags_may_leave_fields_out() -> None:
     read = read_rendering(answer([{"x": 0, "y": 0}, {"symbol": "A"}]), VIEWPORT)
     assert (read.redraw, read.captures_text) == (False, False)
     assert read.buffer.cells[0, 0].style == PLAIN
@@ -172,7 +172,7 @@ def test_later_cells_count_and_those_outside_are_dropped(
     assert texts(value) == expected
 
 
-def test_what_was_clipped_is_counted() -> None:
+def test_clipped_cells_are_counted() -> None:
     read = read_rendering(answer(cell(), cell(9, 0), cell(0, 9), width=100, height=100), VIEWPORT)
     assert (read.painted, read.clipped, read.claimed) == (3, 2, Size(100, 100))
 

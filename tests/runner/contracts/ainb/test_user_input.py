@@ -125,7 +125,7 @@ def test_kinds() -> None:
         *(Key("j", 16), Key("j", -1), Key("j", True), Key("j", kind="held")),  # type: ignore[arg-type]
     ],
 )
-def test_what_cannot_be_sent(key: Key) -> None:
+def test_unknown_keys_are_refused(key: Key) -> None:
     with pytest.raises(KeysFault):
         key_to_wire(key)
 

@@ -1,4 +1,4 @@
-"""The compaction pipeline with stand-ins for plugins: order, parallelism, clocks, roles, failures."""
+"""The compaction pipeline with fake plugins: order, parallelism, clocks, roles, failures."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Log:
         self.lines.append(f"{trio.current_time() - self.began:g} {text}")
 
 
-class StandIn:
+class FakePlugin:
     """Answers each hook with a value, or by calling a function of it."""
 
     def __init__(
@@ -93,25 +93,25 @@ class StandIn:
         return await answer(self) if callable(answer) else answer
 
 
-def after(seconds: float, answer: Any = None) -> Callable[[StandIn], Awaitable[Any]]:
-    async def wait(member: StandIn) -> Any:
+def after(seconds: float, answer: Any = None) -> Callable[[FakePlugin], Awaitable[Any]]:
+    async def wait(member: FakePlugin) -> Any:
         await trio.sleep(seconds)
         return answer
 
     return wait
 
 
-def failing(error: BaseException) -> Callable[[StandIn], Awaitable[Any]]:
-    async def fail(member: StandIn) -> Any:
+def failing(error: BaseException) -> Callable[[FakePlugin], Awaitable[Any]]:
+    async def fail(member: FakePlugin) -> Any:
         raise error
 
     return fail
 
 
-def substituted(why: str) -> Callable[[StandIn], Awaitable[Any]]:
+def substituted(why: str) -> Callable[[FakePlugin], Awaitable[Any]]:
     """As a session answers for a hook that failed."""
 
-    async def answer(member: StandIn) -> Any:
+    async def answer(member: FakePlugin) -> Any:
         member.substituted = why
         return None
 
@@ -133,8 +133,10 @@ async def run(
 
 async def test_the_order(autojump_clock: trio.testing.MockClock) -> None:
     log = Log()
-    observers = [StandIn(name, log, {PRE: after(2), POST: after(3, {"retain": []})}) for name in ("a", "b")]
-    compactor = StandIn("c", log, {PRE: after(1, {"summary": "short"})}, roles=("compactor",))
+    observers = [
+        FakePlugin(name, log, {PRE: after(2), POST: after(3, {"retain": []})}) for name in ("a", "b")
+    ]
+    compactor = FakePlugin("c", log, {PRE: after(1, {"summary": "short"})}, roles=("compactor",))
     done = await run(log, compactor, *observers)
     # Observers at the same time, then the compactor, then everybody at the same time.
     assert [sorted(log.lines[:2]), log.lines[2], sorted(log.lines[3:])] == [
@@ -150,7 +152,7 @@ async def test_without_a_compactor_the_built_in_strategy_is_used(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     log = Log()
-    done = await run(log, StandIn("a", log))
+    done = await run(log, FakePlugin("a", log))
     assert log.lines == ["0 a pre_compact", "0 builtin", "0 a post_compact"]
     assert (done.replacement, done.by) == ("built in", "")
 
@@ -160,10 +162,12 @@ async def test_without_plugins(autojump_clock: trio.testing.MockClock) -> None:
     assert await run(log) == Compaction("built in", "")
 
 
-async def test_what_is_sent() -> None:
+async def test_each_stage_of_a_compaction_gets_its_params() -> None:
     log = Log()
     await run(
-        log, StandIn("a", log, roles=("compactor",)), context={"operator_id": "ada", "agent_path": "ignored"}
+        log,
+        FakePlugin("a", log, roles=("compactor",)),
+        context={"operator_id": "ada", "agent_path": "ignored"},
     )
     context = {"operator_id": "ada", "agent_path": "primary"}
     assert log.calls == [("a", PRE, PARAMS, context), ("a", POST, PARAMS, context)]
@@ -176,7 +180,7 @@ async def test_the_agent_is_named() -> None:
         pass
 
     path = "primary.subagents.scout"
-    await compact([StandIn("a", log)], **PARAMS, builtin=builtin, agent_path=path)
+    await compact([FakePlugin("a", log)], **PARAMS, builtin=builtin, agent_path=path)
     assert [call[3] for call in log.calls] == [{"agent_path": path}] * 2
 
 
@@ -196,15 +200,15 @@ async def test_only_declared_hooks_are_sent(
     hooks: Sequence[str], roles: Sequence[str], sent: Sequence[str]
 ) -> None:
     log = Log()
-    await run(log, StandIn("a", log, hooks=hooks, roles=roles))
+    await run(log, FakePlugin("a", log, hooks=hooks, roles=roles))
     assert [call[1] for call in log.calls] == sent
 
 
 async def test_two_compactors_are_refused_before_anything_is_called() -> None:
     log = Log()
-    members = [StandIn(name, log, roles=("compactor",)) for name in ("first", "second")]
+    members = [FakePlugin(name, log, roles=("compactor",)) for name in ("first", "second")]
     with pytest.raises(TwoCompactors) as caught:
-        await run(log, StandIn("a", log), *members)
+        await run(log, FakePlugin("a", log), *members)
     assert str(caught.value) == (
         "the plugins 'first' and 'second' both have the role compactor, and an agent has at most one: leave "
         "one of them out"
@@ -232,7 +236,7 @@ async def test_a_mistake_of_the_caller_is_raised_before_anything_is_called(
 
     arguments: dict[str, Any] = {**PARAMS, **mistake}
     with pytest.raises(ValueError, match=re.escape(message)):
-        await compact([StandIn("a", log)], builtin=builtin, **arguments)
+        await compact([FakePlugin("a", log)], builtin=builtin, **arguments)
     assert log.lines == []
 
 
@@ -244,7 +248,7 @@ async def test_every_word_for_a_strategy_passes(strategy: str) -> None:
         pass
 
     params = {**PARAMS, "strategy": strategy}
-    await compact([StandIn("a", log)], **params, builtin=builtin)
+    await compact([FakePlugin("a", log)], **params, builtin=builtin)
     assert [call[2]["strategy"] for call in log.calls] == [strategy] * 2
 
 
@@ -255,10 +259,10 @@ async def test_contributions_are_in_the_order_of_the_members(autojump_clock: tri
     log = Log()
     done = await run(
         log,
-        StandIn("slow", log, {POST: after(5, {"retain": [1, {"x": 2}]})}),
-        StandIn("silent", log, {POST: {"retain": [], "inject": ""}}),
-        StandIn("quick", log, {POST: {"retain": [], "inject": "remember"}}),
-        StandIn("none", log, {POST: None}),
+        FakePlugin("slow", log, {POST: after(5, {"retain": [1, {"x": 2}]})}),
+        FakePlugin("silent", log, {POST: {"retain": [], "inject": ""}}),
+        FakePlugin("quick", log, {POST: {"retain": [], "inject": "remember"}}),
+        FakePlugin("none", log, {POST: None}),
     )
     assert done.contributions == (
         Contribution("slow", "", (1, {"x": 2})),
@@ -269,7 +273,7 @@ async def test_contributions_are_in_the_order_of_the_members(autojump_clock: tri
 
 async def test_an_observers_answer_to_pre_compact_is_ignored() -> None:
     log = Log()
-    done = await run(log, StandIn("a", log, {PRE: {"summary": "mine"}}))
+    done = await run(log, FakePlugin("a", log, {PRE: {"summary": "mine"}}))
     assert (done.replacement, done.by, done.failures) == ("built in", "", ())
 
 
@@ -283,7 +287,7 @@ async def test_an_observers_answer_to_pre_compact_is_ignored() -> None:
 )
 async def test_an_answer_of_the_wrong_shape_adds_nothing(answer: Any, why: str) -> None:
     log = Log()
-    done = await run(log, StandIn("a", log, {POST: answer}), StandIn("b", log, {POST: {"inject": "b"}}))
+    done = await run(log, FakePlugin("a", log, {POST: answer}), FakePlugin("b", log, {POST: {"inject": "b"}}))
     assert done.contributions == (Contribution("b", "b"),)
     assert done.failures == (HookFailure("a", POST, why),)
 
@@ -307,7 +311,7 @@ async def test_a_compactor_that_fails_is_replaced(
     autojump_clock: trio.testing.MockClock, answer: Any, why: str
 ) -> None:
     log = Log()
-    done = await run(log, StandIn("c", log, {PRE: answer}, roles=("compactor",)))
+    done = await run(log, FakePlugin("c", log, {PRE: answer}, roles=("compactor",)))
     assert (done.replacement, done.by) == ("built in", "")
     assert done.failures == (HookFailure("c", PRE, why),)
     assert [line.split()[1:] for line in log.lines] == [["c", PRE], ["builtin"], ["c", POST]]
@@ -318,10 +322,10 @@ async def test_one_that_fails_stops_nobody(autojump_clock: trio.testing.MockCloc
     broken = {PRE: failing(OSError("gone")), POST: substituted("crashed")}
     done = await run(
         log,
-        StandIn("broken", log, broken),
-        StandIn("slow", log, {PRE: after(60), POST: after(60)}, seconds=2),
-        StandIn("good", log, {POST: {"retain": [1]}}),
-        StandIn("c", log, {PRE: {"summary": "s"}}, roles=("compactor",)),
+        FakePlugin("broken", log, broken),
+        FakePlugin("slow", log, {PRE: after(60), POST: after(60)}, seconds=2),
+        FakePlugin("good", log, {POST: {"retain": [1]}}),
+        FakePlugin("c", log, {PRE: {"summary": "s"}}, roles=("compactor",)),
     )
     late = "there was no answer within 2 s (hook_timeout_sec in its manifest)"
     assert done == Compaction(
@@ -340,7 +344,7 @@ async def test_one_that_fails_stops_nobody(autojump_clock: trio.testing.MockCloc
 
 async def test_each_has_the_time_of_its_manifest() -> None:
     log = Log()
-    members = [StandIn("a", log, seconds=3), StandIn("b", log, seconds=7, roles=("compactor",))]
+    members = [FakePlugin("a", log, seconds=3), FakePlugin("b", log, seconds=7, roles=("compactor",))]
     await run(log, *members)
     assert [member.seconds for member in members] == [3, 7]
 
@@ -352,7 +356,7 @@ async def test_a_failure_of_the_built_in_strategy_is_the_callers() -> None:
         raise RuntimeError("no model")
 
     with pytest.raises(RuntimeError, match="no model"):
-        await run(log, StandIn("a", log), builtin=builtin)
+        await run(log, FakePlugin("a", log), builtin=builtin)
     assert [call[1] for call in log.calls] == [PRE]
 
 
@@ -360,8 +364,8 @@ async def test_a_cancellation_passes_through(autojump_clock: trio.testing.MockCl
     log = Log()
     for hook in BOTH:
         with trio.move_on_after(1) as scope:
-            await run(log, StandIn("a", log, {hook: after(5)}), StandIn("b", log, {hook: after(5)}))
+            await run(log, FakePlugin("a", log, {hook: after(5)}), FakePlugin("b", log, {hook: after(5)}))
         assert scope.cancelled_caught
     with trio.move_on_after(1) as scope:
-        await run(log, StandIn("c", log, {PRE: after(5)}, roles=("compactor",)))
+        await run(log, FakePlugin("c", log, {PRE: after(5)}, roles=("compactor",)))
     assert scope.cancelled_caught

@@ -11,7 +11,7 @@ from runner.contracts.kaged.inspector import Inspector, make
 from runner.contracts.kaged.notifications import PER_SECOND
 from runner.protocol.dialect import Setting, Violation
 from runner.protocol.framing import LineFraming
-from runner.protocol.observer import Withheld
+from runner.protocol.rpc_reader import Withheld
 from tests.runner.contracts.kaged.conversation import NOTES, WELCOME, answer, error, tell
 
 INITIALIZE = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"anything": "at all"}}
@@ -124,7 +124,7 @@ def test_a_hundred_notifications_in_a_second() -> None:
         ({"jsonrpc": "2.0", "id": 5, "method": "kaged.storage.get", "params": {}}, ""),
     ],
 )
-def test_what_passes(said: Any, withheld: str) -> None:
+def test_answers_after_the_handshake_pass_or_are_withheld(said: Any, withheld: str) -> None:
     inspector = asked()
     assert inspector.plugin_frame(line(answer(1, WELCOME))) is None
     verdict = inspector.plugin_frame(line(said))

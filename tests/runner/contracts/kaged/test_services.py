@@ -150,7 +150,7 @@ async def test_too_many_at_once_are_busy(tmp_path: Path) -> None:
         (BOTH, ("*",), False, False),
     ],
 )
-async def test_what_the_plugin_is_told(
+async def test_storage_is_offered_only_if_it_can_be_used(
     tmp_path: Path, capabilities: Sequence[str], allowed: Sequence[str], place: bool, offered: bool
 ) -> None:
     at = guard(tmp_path if place else None, capabilities, allowed)

@@ -570,7 +570,7 @@ def outcome(event: Any) -> Any:
 
 @one_case(("kind", "name", "answer", "expected"), ANSWERS)
 @one_case("era", ERAS)
-def test_what_an_answer_means(era: Maker, kind: Kind, name: str, answer: Said, expected: Any) -> None:
+def test_each_answer_is_one_event(era: Maker, kind: Kind, name: str, answer: Said, expected: Any) -> None:
     dialect = era()
     number = asked(dialect, kind, name)["id"]
     assert [outcome(event) for event in hear(dialect, {"id": number, **answer})] == [expected]

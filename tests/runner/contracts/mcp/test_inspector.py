@@ -11,7 +11,7 @@ import pytest
 from runner.contracts.mcp.inspector import Inspector, make
 from runner.plugin import Plugin
 from runner.protocol.dialect import Setting, Violation
-from runner.protocol.observer import Withheld
+from runner.protocol.rpc_reader import Withheld
 from sandbox.spec import SandboxSpec
 
 PLUGIN = Plugin("noted", "", "mcp", "noted", "", "/p/mcp.json", None, None, SandboxSpec())

@@ -118,7 +118,7 @@ def test_a_launcher_behind_another_program(line: str, command: str) -> None:
         ("pipx run --spec a b -v", ["-v"]),
     ],
 )
-def test_what_the_program_gets(line: str, args: list[str]) -> None:
+def test_arguments_after_the_launchers_own_reach_the_program(line: str, args: list[str]) -> None:
     launch = launch_of(shlex.split(line))
     assert launch is not None and list(launch.args) == args
 
@@ -140,7 +140,7 @@ def test_what_the_program_gets(line: str, args: list[str]) -> None:
         ("uvx python@3.12 -m server", "starts Python itself"),
     ],
 )
-def test_what_cannot_be_installed(line: str, why: str) -> None:
+def test_commands_that_cannot_be_installed_say_why(line: str, why: str) -> None:
     found = fault(line)
     assert found is not None and why in found[2] and "install it by hand" in found[2]
 

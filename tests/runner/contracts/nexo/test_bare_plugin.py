@@ -173,7 +173,7 @@ def test_events(host: Host) -> None:
     assert host.notice("dropped")["reason"] == "not_allowed"
 
 
-def test_what_it_asks(host: Host) -> None:
+def test_its_questions_are_answered(host: Host) -> None:
     host.answers["memory.recall"] = Answer({"entries": []})
     host.answers["llm.complete"] = Answer(error=(-32603, "llm not configured", None))
     assert host.call("tool", "bare_recall", {"agent_id": "a"})["result"] == {"entries": []}

@@ -11,7 +11,7 @@ import pytest
 from runner.contracts.nexo.inspector import Inspector, make
 from runner.plugin import Plugin
 from runner.protocol.dialect import Setting
-from runner.protocol.observer import Withheld
+from runner.protocol.rpc_reader import Withheld
 from sandbox.spec import SandboxSpec
 from tests.tables import one_case
 
@@ -323,7 +323,7 @@ def test_what_is_remembered_of_the_host_is_bounded() -> None:
     for number in range(2, 10_000):
         inspector.host_frame(line(id=number, method="m" * 1000))
     inspector.host_frame(line(id="i" * 100_000, method="m"))
-    assert len(inspector._observer._open) <= 4096
-    assert sum(len(method) for method in inspector._observer._open.values()) <= 4096 * 256
+    assert len(inspector._reader._open) <= 4096
+    assert sum(len(method) for method in inspector._reader._open.values()) <= 4096 * 256
     assert inspector.plugin_frame(line(id=9_999, result=1)) is None and not inspector.strays
     assert inspector.plugin_frame(line(id=2, result=1)) is None and inspector.strays == {"unasked": 1}

@@ -536,7 +536,7 @@ def test_a_user_that_is_not_dropped_is_a_warning() -> None:
         SANDBOX + 'fs_read_paths = ["/etc/ssl/certs", "/etc/shadow_backup", "/rootfs", "/var/lib/x"]\n',
     ],
 )
-def test_what_the_rules_let_pass(text: str) -> None:
+def test_manifests_that_are_allowed_to_be_odd(text: str) -> None:
     plugin(text)
 
 
@@ -809,7 +809,7 @@ def test_requirements(requirement: str, met: bool) -> None:
 @pytest.mark.parametrize(
     "text", ["", " ", "latest", ">=", "1.2.3.4", ">= 1 2", "1.*.3", "01.2.3", ",", ">=1," * 40]
 )
-def test_what_is_not_a_requirement(text: str) -> None:
+def test_wrong_version_requirements_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is not|has"):
         admits(text, rules.NEXO_VERSION)
 

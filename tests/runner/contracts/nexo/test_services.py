@@ -167,7 +167,7 @@ async def test_a_service_that_fails_does_not_tell_the_plugin_why() -> None:
         ({"top_k": 3}, "top_k", 3),
     ],
 )
-async def test_what_a_model_is_asked(given: dict[str, Any], key: str, value: Any) -> None:
+async def test_a_model_gets_the_chat_and_its_bounds(given: dict[str, Any], key: str, value: Any) -> None:
     model = Model(SAID)
     answer, _ = await ask("llm.complete", {**CHAT, **given}, Services(llm=model))
     assert answer.error is None

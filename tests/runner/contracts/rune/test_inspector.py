@@ -10,7 +10,7 @@ import pytest
 from runner.contracts.rune.inspector import Inspector, make
 from runner.plugin import Plugin
 from runner.protocol.dialect import Setting
-from runner.protocol.observer import Rewritten, Withheld
+from runner.protocol.rpc_reader import Rewritten, Withheld
 from sandbox.spec import SandboxSpec
 
 PLUGIN = Plugin(

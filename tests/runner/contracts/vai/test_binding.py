@@ -43,7 +43,7 @@ def test_the_record_of_the_contracts_text(plugin: Plugin) -> None:
     assert narrow_export(TOOL, binding) == TOOL
 
 
-def test_what_may_be_left_out(plugin: Plugin) -> None:
+def test_a_binding_may_leave_keys_out(plugin: Plugin) -> None:
     binding, found = read(plugin, scope={"org_id": "org_123"}, config=None, rollout=None)
     assert (binding.project, binding.config, binding.traffic_percent, found) == ("", {}, 100, ())
 
@@ -154,7 +154,7 @@ def test_the_steps_are_taken_in_order(plugin: Plugin, step: int) -> None:
         (" " * (1 << 20) + "{}", "file_too_large"),
     ],
 )
-def test_what_is_no_record(plugin: Plugin, text: str, rule: str) -> None:
+def test_texts_that_are_no_binding_are_refused(plugin: Plugin, text: str, rule: str) -> None:
     binding, found = read_binding(text, "", plugin)
     assert binding is None
     assert found[0].rule == rule

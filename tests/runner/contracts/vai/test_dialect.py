@@ -319,7 +319,7 @@ def test_a_plugin_is_told_nothing_and_asks_nothing() -> None:
 # --- A33, §8: after the response ----------------------------------------------------------------------------
 
 
-def test_what_comes_after_the_response() -> None:
+def test_messages_after_the_response_are_counted() -> None:
     """The first response wins. A second one and late events are counted, and end nothing."""
     conversation = called()
     assert hear(conversation, succeeded()) == [Reply(TOKEN, {"content": CONTENT})]

@@ -13,7 +13,7 @@ from runner.contracts.vai.inspector import Inspector, make
 from runner.contracts.vai.messages import BODY_LIMIT
 from runner.protocol.dialect import Setting, Violation
 from runner.protocol.frames import Cut
-from runner.protocol.observer import MOST_OPEN, Withheld
+from runner.protocol.rpc_reader import MOST_OPEN, Withheld
 from tests.runner.contracts.vai.conversation import (
     DEVKIT,
     HELLO,

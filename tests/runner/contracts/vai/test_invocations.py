@@ -88,7 +88,7 @@ async def test_a_worker_serves_one_call_after_the_other(devkit: Path) -> None:
 
 @pytest.mark.launches
 @pytest.mark.trio
-async def test_workers_at_once(devkit: Path) -> None:
+async def test_processes_at_once(devkit: Path) -> None:
     """max_concurrency is 2."""
     codes: list[str] = []
 
@@ -314,7 +314,7 @@ async def test_a_cancelled_call(devkit: Path) -> None:
 
 def _is_serving(plugin: OpenPlugin) -> bool:
     """Whether a request was written."""
-    workers = plugin._pool._workers if plugin._pool is not None else []
+    workers = plugin._pool._processes if plugin._pool is not None else []
     waiters = [w for worker in workers if worker.session for w in worker.session.state.waiters.values()]
     return any(frame.written for waiter in waiters for frame in waiter.queued)
 

@@ -205,7 +205,7 @@ LASTING = (
 
 @pytest.mark.parametrize("code", LASTING)
 @pytest.mark.parametrize("export", ALL, ids=lambda export: f"{export.kind}-{export.effect_class}")
-def test_what_repetition_does_not_heal(export: DeclaredExport, code: str) -> None:
+def test_lasting_failures_are_not_retryable(export: DeclaredExport, code: str) -> None:
     said, found = no(code, "error"), ended("malformed_response", cause=code.partition(".")[2])
     assert ending(export, said) == ending(export, found) == InvocationEnd(FAILED, code, export in EFFECTFUL)
 
@@ -318,7 +318,7 @@ NOT_SENT = ended("crashed", "handshake", "exit:1", written=False)
         (HOOK, ended("handshake_failed", "handshake", "identity_mismatch", written=False), {}, None),
     ],
 )
-def test_what_may_be_repeated(
+def test_only_failures_that_may_pass_are_retryable(
     export: DeclaredExport, end: CallEnd, context: dict[str, Any], keep: dict[str, str] | None
 ) -> None:
     found = recorded(export, end, **context)

@@ -349,7 +349,7 @@ forkserver.main(int(sys.argv[1]), int(sys.argv[2]))
     return lines()
 
 
-def test_who_launches_imports_nothing(box: Box) -> None:
+def test_a_launch_imports_nothing_in_the_fork_server(box: Box) -> None:
     """Only the first reads the manifest, which is then in the cache."""
     asked, told = monitored_plugins.given(box, monitored_plugins.SLEEPS), box.folder / "told"
     found = monitored_plugins.run(box, imported, asked, str(told))

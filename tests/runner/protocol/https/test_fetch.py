@@ -710,7 +710,7 @@ async def test_an_address_that_does_not_answer_leaves_time_for_the_next(
 
 
 @pytest.mark.trio
-async def test_who_cancels_is_obeyed(autojump_clock: trio.testing.MockClock) -> None:
+async def test_a_fetch_can_be_cancelled(autojump_clock: trio.testing.MockClock) -> None:
     async with trio.open_nursery() as nursery:
         with trio.move_on_after(3) as scope:
             await Asked().fetch("https://good.example/", connect=in_memory(nursery, hang))

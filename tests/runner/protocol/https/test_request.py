@@ -152,7 +152,7 @@ def test_the_most_that_is_sent() -> None:
     assert check_request(HttpsRequest(URL, headers=(("X", value),)), 0).headers == (("X", value),)
 
 
-def test_what_is_sent() -> None:
+def test_a_request_is_written_byte_for_byte() -> None:
     request = HttpsRequest(
         "https://api.example.com:8443/a?b#c", "GET", (("X-Key", "v"), ("accept", "text/plain"))
     )

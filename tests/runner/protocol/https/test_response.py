@@ -143,7 +143,7 @@ CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
         (CHUNKED + b"0\r\nbad\r\n\r\n", "protocol"),
     ],
 )
-def test_what_is_no_answer(raw: bytes, kind: str, step: int) -> None:
+def test_wrong_answers_are_refused(raw: bytes, kind: str, step: int) -> None:
     with pytest.raises(FetchFailed) as caught:
         read(raw, step=step)
     assert caught.value.kind == kind

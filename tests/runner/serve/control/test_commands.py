@@ -14,21 +14,50 @@ from runner.outcome import EXIT, USAGE_ERROR
 from tests.runner.serve.control.market import BINDING, open_market
 
 USAGE = {
-    ("package", "list", "x"): "use runner package list",
-    ("package", "show"): "use runner package show ID",
-    ("package", "install", "a@1"): "write runner package install ID --export EXPORT --org ORG",
+    ("package", "list", "x"): "unrecognized arguments: x (use runner package list [--state STATE]",
+    ("package", "show"): "or NAME@VERSION; use runner package show [--socket PATH]",
+    ("package", "show", ""): "ID is empty; is a variable unset?",
+    (
+        "package",
+        "install",
+        "a@1",
+    ): "required: --export, --org (use runner package install --export EXPORT --org ORG",
     ("package", "review", "a@1"): "--verdict, --publisher or --for-org",
-    ("package", "withdraw", "a@1", "--percent", "5"): "--percent belongs to install",
-    ("package", "import", "a", "--token-file", "x"): "--token-file belongs to list",
-    ("package", "lint", ".", "--org", "a"): "--org belongs to install",
-    ("package", "sign"): "use runner package sign DIR --key FILE",
-    ("binding", "create"): "write runner binding create FILE",
-    ("binding", "list", "x"): "write runner binding list",
-    ("binding", "rollback", "a"): "write runner binding rollback ID REVISION",
-    ("binding", "show", "a", "--percent", "5"): "--percent goes with runner binding set",
+    (
+        "package",
+        "withdraw",
+        "a@1",
+        "--percent",
+        "5",
+    ): "--percent goes with runner package install (use runner package withdraw ",
+    (
+        "package",
+        "import",
+        "a",
+        "--token-file",
+        "x",
+    ): "--token-file goes with runner package list, show, install (use runner package import",
+    (
+        "package",
+        "lint",
+        ".",
+        "--org",
+        "a",
+    ): "--org goes with runner package install (use runner package lint ",
+    ("package", "sign"): "required: --key (use runner package sign ",
+    ("binding", "create"): "use runner binding create [--json] [--socket PATH] [--token-file FILE] FILE",
+    ("binding", "list", "x"): "unrecognized arguments: x (use runner binding list ",
+    ("binding", "rollback", "a"): "runner binding history lists them; use runner binding rollback ",
+    (
+        "binding",
+        "show",
+        "a",
+        "--percent",
+        "5",
+    ): "--percent goes with runner binding set (use runner binding show ",
     ("binding", "show", "a", "--token-file", "/none"): "--token-file: /none cannot be read",
     ("binding", "create", "/none"): "/none: No such file",
-    ("binding", "paint"): "use runner binding create FILE; list; show ID",
+    ("binding", "paint"): "invalid choice: 'paint' (choose from ",
 }
 
 

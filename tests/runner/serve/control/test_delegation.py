@@ -16,8 +16,8 @@ import trio
 from runner.launch.remote import forkserver
 from runner.ledger.sqlite_file import DatabaseUnusable
 from runner.protocol.host_services import Delegation, DelegationRequest, HostError
-from runner.serve.control.delegation import BindingGateway
-from runner.serve.control.settings import OrgGateway
+from runner.serve.control.delegation import BindingApiGateway
+from runner.serve.control.settings import OrgApiGateway
 from tests.runner.serve.control.market import ControlHouse, Market
 from tests.runner.serve.control.plane import put_devkit
 from tests.runner.serve.house import house
@@ -221,7 +221,7 @@ async def test_a_token_that_its_command_may_not_give(tmp_path: Path) -> None:
     request = DelegationRequest(("a:r", "b:w"), 29.5, "call_1", "acme")
     results: dict[str, Any] = {}
     for name, (text, _) in ANSWERS.items():
-        settings = OrgGateway(URL, ("/bin/echo", text), 60.0)
+        settings = OrgApiGateway(URL, ("/bin/echo", text), 60.0)
         try:
             results[name] = await gateway(settings).delegate(request)
         except HostError as error:
@@ -235,7 +235,7 @@ async def test_a_token_that_its_command_may_not_give(tmp_path: Path) -> None:
 
     check_rows(ANSWERS, check)
     # Without a lifetime of the operator's, it may live as long as the call and its grace.
-    short = OrgGateway(URL, ("/bin/echo", '{"token": "t-12345678", "expires_in": 31}'))
+    short = OrgApiGateway(URL, ("/bin/echo", '{"token": "t-12345678", "expires_in": 31}'))
     with pytest.raises(HostError, match="may for 30 s"):
         await gateway(short).delegate(request)
 
@@ -243,7 +243,7 @@ async def test_a_token_that_its_command_may_not_give(tmp_path: Path) -> None:
 @pytest.mark.trio
 async def test_no_token_without_a_call_and_without_the_audit() -> None:
     request = DelegationRequest(("a:r",), 29.5, "call_1", "acme")
-    settings = OrgGateway(URL, ("/bin/echo", '{"token": "t-12345678", "expires_in": 30}'))
+    settings = OrgApiGateway(URL, ("/bin/echo", '{"token": "t-12345678", "expires_in": 30}'))
     assert (await gateway(None).delegate(request)).scopes == ()
     with pytest.raises(HostError, match="the call is over"):
         await gateway(settings, caller=None).delegate(request)
@@ -252,8 +252,8 @@ async def test_no_token_without_a_call_and_without_the_audit() -> None:
 
 
 def gateway(
-    settings: OrgGateway | None, *, caller: str | None = "org:acme", audit: Exception | None = None
-) -> BindingGateway:
+    settings: OrgApiGateway | None, *, caller: str | None = "org:acme", audit: Exception | None = None
+) -> BindingApiGateway:
     class Audit:
         async def note(self, *row: str) -> None:
             assert "t-12345678" not in repr(row)
@@ -264,4 +264,4 @@ def gateway(
         assert (call, token) == ("call_1", "t-12345678")
         return caller
 
-    return BindingGateway("bind_1", lambda: settings, hold, Audit())  # type: ignore[arg-type]
+    return BindingApiGateway("bind_1", lambda: settings, hold, Audit())  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from runner.serve.control.settings import OrgGateway, read_control_settings
+from runner.serve.control.settings import OrgApiGateway, read_control_settings
 from sandbox.document.diagnostic import DocumentError
 from tests.runner.serve.control.market import BINDING, TOKENS, Market, open_market
 from tests.tables import check_rows
@@ -108,7 +108,7 @@ def test_tokens_and_secrets_are_found_and_never_shown(tmp_path: Path) -> None:
     command = 'gateway_token_command = ["/bin/true", "x"]\ngateway_token_lifetime = "15m"\n'
     market.settings("", f"[orgs.alpha]\n{URL}{command}[orgs.beta]\n")
     orgs = read_control_settings(str(tmp_path / "control.toml"), {}).orgs
-    assert orgs["alpha"].gateway == OrgGateway("https://gateway.example.com", ("/bin/true", "x"), 900.0)
+    assert orgs["alpha"].gateway == OrgApiGateway("https://gateway.example.com", ("/bin/true", "x"), 900.0)
     assert orgs["beta"].gateway is None
     shown = repr(found)
     assert "alpha" in shown and "the secret of" not in shown and TOKENS["alpha"] not in shown

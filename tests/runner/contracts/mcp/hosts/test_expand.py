@@ -52,7 +52,7 @@ def test_folders_are_filled_in_without_the_rest() -> None:
     assert with_folders("${workspaceFolder}", "vscode", "", "/home/me") == "${workspaceFolder}"
 
 
-def test_what_a_word_refers_to() -> None:
+def test_references_in_a_word_are_found() -> None:
     assert list(references("${A:-x}${state_dir}", "claude")) == [Reference("env", "A", "x")]
     assert [each.kind for each in references("${env:A}${input:b}${userHome}", "vscode")] == [
         "env",

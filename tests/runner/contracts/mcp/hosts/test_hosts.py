@@ -281,7 +281,7 @@ def at(data: Any, keys: tuple[str | int, ...]) -> Any:
     return data
 
 
-def test_what_else_an_entry_says() -> None:
+def test_other_keys_of_an_entry_are_read() -> None:
     vscode = servers("vscode.json", "/src/shop/.vscode/mcp.json")
     assert vscode["perplexity"].env == (
         ("PERPLEXITY_API_KEY", "${input:perplexity-key}"),
@@ -351,7 +351,7 @@ def test_a_file_elsewhere_is_recognised_by_its_content(name: str, host: str) -> 
         (f"{HOME}/.aws/amazonq/cli-agents/deep/er.json", None, False),
     ],
 )
-def test_what_a_place_says(path: str, project: str | None, own: bool) -> None:
+def test_a_place_tells_project_and_owner(path: str, project: str | None, own: bool) -> None:
     """A folder that looks like a home is nobody's own: a cloned project can have any folder."""
     place = place_of(path, HOME, ENVIRON)
     assert (place.project if place else None) == project

@@ -239,7 +239,7 @@ def test_names_that_are_taken(home: CursorHome) -> None:
         (".cursor/mcp.json", TEXT, ("--server", "nobody"), 2, "there is no such server"),
     ],
 )
-def test_what_it_refuses(
+def test_wrap_refuses_a_gateway_and_changes_nothing(
     home: CursorHome, name: str, text: str, words: tuple[str, ...], status: int | None, message: str
 ) -> None:
     home.file = home.write(text, name)

@@ -41,7 +41,7 @@ def outputs(runner: Caller, path: Path) -> list[str]:
     return [" ".join(each.stdout.split()) for each in done]
 
 
-def test_what_wrap_wrote_is_wrapped(runner_as_user: Caller, config: Path) -> None:
+def test_an_entry_that_wrap_wrote_is_wrapped(runner_as_user: Caller, config: Path) -> None:
     assert runner_as_user("wrap", config, "--yes").returncode == 0
     wrap, find, check = outputs(runner_as_user, config)
     assert "it is wrapped already There is nothing to change" in wrap

@@ -13,12 +13,12 @@ from runner.contracts.vai.call.context import (
     describe,
     identify,
     is_timestamp,
-    make_gateway,
+    make_api_gateway,
     timestamp,
 )
 from runner.contracts.vai.declared import Kind
+from runner.protocol.api_gateway import api_gateway_host
 from runner.protocol.dialect import Call, CallRefused
-from runner.protocol.gateway_url import gateway_host
 from runner.protocol.wire import encode
 from tests.runner.contracts.vai.package import COMPACTOR, NOW, PLAIN, TOOL
 
@@ -145,7 +145,7 @@ def test_times(seconds: float, text: str) -> None:
         (None, False),
     ],
 )
-def test_what_is_a_time(text: Any, right: bool) -> None:
+def test_timestamps_are_told_from_other_texts(text: Any, right: bool) -> None:
     assert is_timestamp(text) is right
 
 
@@ -164,8 +164,8 @@ def test_what_is_a_time(text: Any, right: bool) -> None:
     ],
 )
 def test_a_gateways_url(url: str, host: str) -> None:
-    assert gateway_host(url) == host
-    assert make_gateway(url, "t", ["a"])["base_url"] == url
+    assert api_gateway_host(url) == host
+    assert make_api_gateway(url, "t", ["a"])["base_url"] == url
 
 
 @pytest.mark.parametrize(
@@ -181,22 +181,22 @@ def test_a_gateways_url(url: str, host: str) -> None:
 )
 def test_a_url_that_no_gateway_has(url: Any) -> None:
     with pytest.raises(ValueError, match=r"^(is|has) "):
-        gateway_host(url)
+        api_gateway_host(url)
     with pytest.raises(CallRefused) as refused:
-        make_gateway(url, "t", ["a"])
+        make_api_gateway(url, "t", ["a"])
     assert refused.value.event.code == INVALID_DELEGATION
 
 
 @pytest.mark.parametrize("token", ["", "two words", "line\n", "é", "a\0b", "x" * 20_000, None, 3])
 def test_a_token_that_cannot_be_sent(token: Any) -> None:
     with pytest.raises(CallRefused) as refused:
-        make_gateway("https://x.example", token, ["a"])
+        make_api_gateway("https://x.example", token, ["a"])
     assert refused.value.event.code == INVALID_DELEGATION
     assert not token or str(token) not in refused.value.event.message
 
 
 def test_a_token_is_sent_and_not_shown() -> None:
-    gateway = make_gateway("https://x.example", "vai_dlg_1234", ("a", "b"))
+    gateway = make_api_gateway("https://x.example", "vai_dlg_1234", ("a", "b"))
     assert "vai_dlg" not in repr(gateway)
     assert "vai_dlg" not in str(gateway)
     assert gateway["delegation_token"] == "vai_dlg_1234"

@@ -80,13 +80,13 @@ def test_an_input_that_does_not_fit(plugin: Plugin, given: Any, said: str) -> No
     "given",
     [{1, 2}, float("nan"), "\ud800", {"a": object()}, pytest.param(10**5000, id="long number")],
 )
-def test_what_is_no_json(plugin: Plugin, given: Any) -> None:
+def test_input_that_is_no_json_is_refused(plugin: Plugin, given: Any) -> None:
     code, message = refusal(plugin, "plain", given)
     assert code == "tool.invalid_input"
     assert "not JSON" in message
 
 
-def test_what_is_nested_without_end(plugin: Plugin) -> None:
+def test_endlessly_nested_input_is_refused(plugin: Plugin) -> None:
     given: list[Any] = []
     given.append(given)
     deep: list[Any] = []
@@ -96,7 +96,7 @@ def test_what_is_nested_without_end(plugin: Plugin) -> None:
         assert refusal(plugin, "plain", each)[0] == "tool.invalid_input"
 
 
-def test_what_is_too_large(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_input_that_is_too_large_is_refused(plugin: Plugin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "MOST_BODY_BYTES", 1000)
     assert len(body(plugin, "plain", "x" * 500)["input"]) == 500
     assert refusal(plugin, "plain", "x" * 1000)[0] == "asset.payload_too_large"

@@ -17,7 +17,9 @@ MOST_CALL_SECONDS = 30.0  # that publishers wait for the end of one call
 STEP_SECONDS = 1.0  # after which it is looked at again
 
 
-class Arrears:
+class SubscriberLag:
+    """How far one subscriber is behind."""
+
     def __init__(self) -> None:
         self._behind = 0.0  # seconds
         self._in_call = 0.0

@@ -110,7 +110,7 @@ class NameService:
         self._answerer = answerer
         self._udp = udp
         self._tcp = tcp
-        self._clients: dict[int, QuestionStream] = {}
+        self._clients: dict[int, NameServerStream] = {}
         self._rate_limiter = RateLimiter(loop, _QUESTIONS_PER_SECOND, (udp.fileno(), tcp.fileno()))
         udp.setblocking(False)
         tcp.setblocking(False)
@@ -149,7 +149,9 @@ class NameService:
                 client.close()
             else:
                 try:
-                    self._clients[client.fileno()] = QuestionStream(self._loop, self._answerer, client, self)
+                    self._clients[client.fileno()] = NameServerStream(
+                        self._loop, self._answerer, client, self
+                    )
                 except OSError:  # epoll refuses it
                     client.close()
             if self._rate_limiter.count():
@@ -160,8 +162,8 @@ class NameService:
             self._loop.retire(client)
 
 
-class QuestionStream:
-    """Questions over TCP, each with its length in front. The next question is read when the last answer was
+class NameServerStream:
+    """AskedFacts over TCP, each with its length in front. The next question is read when the last answer was
     sent, so a client that reads nothing cannot fill the buffer."""
 
     __slots__ = ("_answerer", "_buffer", "_client", "_loop", "_out", "_service", "_timer")

@@ -41,7 +41,7 @@ class Rewritten(NamedTuple):
 
 
 _NOT_RPC = Withheld("not_rpc", "JSON that is not a message")
-_OTHER_QUESTION = Withheld(
+_OTHER_REQUEST = Withheld(
     "ambiguous", "a question that some hosts could read as another one, or as an answer"
 )
 
@@ -58,12 +58,12 @@ def judge_line(value: Any, cause: str | None, detail: str) -> Violation | None:
     return Violation("malformed_response", f"a line that breaks the protocol: {detail}", cause)
 
 
-class Question(NamedTuple):
+class Statement(NamedTuple):
     """A request or notification of one side."""
 
     method: str
     params: Any
-    is_question: bool
+    is_request: bool
     number: Any = None  # the id
     again: bool = False  # the plugin uses the id of another request that the host has not answered
 
@@ -76,10 +76,10 @@ class Answered(NamedTuple):
     error: Any  # None: there is none
 
 
-Heard = Question | Answered
+Heard = Statement | Answered
 
 
-class Observer:
+class RpcReader:
     """Both sides of one conversation. `methods`: those the contract acts on. `handshakes`: the methods whose
     answer completes the handshake; None: each of `methods` does. `versioned`: a message has "jsonrpc": "2.0".
     `one_kind`: a message that is both a request and an answer, or has both a result and an error, ends the
@@ -118,7 +118,7 @@ class Observer:
     def strays(self) -> Mapping[str, int]:
         return self._strays
 
-    def host(self, raw: bytes | None) -> list[Question]:
+    def host(self, raw: bytes | None) -> list[Statement]:
         """The requests and notifications in a frame of the host. The host's faults are not reported."""
         value, cause, *_ = wire.message(raw or b"")
         said = value if isinstance(value, list) else [value]
@@ -127,7 +127,7 @@ class Observer:
             return []
         return [asked for one in said if (asked := self._from_host(one)) is not None]
 
-    def _from_host(self, message: Any) -> Question | None:
+    def _from_host(self, message: Any) -> Statement | None:
         if not isinstance(message, dict):
             return None
         if not isinstance(method := message.get("method"), str):
@@ -152,7 +152,7 @@ class Observer:
                 self._unknown += 1
         elif "id" in message:
             self._unknown += 1
-        return Question(method, message.get("params"), "id" in message, number)
+        return Statement(method, message.get("params"), "id" in message, number)
 
     def forget_question(self, number: Any) -> None:
         """The plugin's request of this id was answered or cancelled."""
@@ -206,7 +206,7 @@ class Observer:
         fault = self._fault_of(message)
         if fault is not None:
             yield fault
-        if fault is None or fault is _OTHER_QUESTION:  # a session takes that for a question
+        if fault is None or fault is _OTHER_REQUEST:  # a session takes that for a question
             yield self._question(message) if _is_request(message) else self._answer(message)
 
     def _matters(self, value: Any) -> bool:
@@ -237,7 +237,7 @@ class Observer:
         method = message["method"]
         is_plain = _PLAIN_METHOD.fullmatch(method) is not None and method.casefold() not in self._folded
         is_answer = "result" in message or "error" in message
-        return None if (is_plain or method in self._methods) and not is_answer else _OTHER_QUESTION
+        return None if (is_plain or method in self._methods) and not is_answer else _OTHER_REQUEST
 
     def _fault_of_answer(self, message: Mapping[str, Any]) -> Withheld | None:
         number, result, error = message["id"], message.get("result"), message.get("error")
@@ -263,7 +263,7 @@ class Observer:
             return True
         return self._null_results and "jsonrpc" in message and not _is_request(message)
 
-    def _question(self, message: Mapping[str, Any]) -> Question:
+    def _question(self, message: Mapping[str, Any]) -> Statement:
         number = message.get("id")
         key = self._key(number)
         again = key is not None and key in self._asked
@@ -271,7 +271,7 @@ class Observer:
             self._asked[key] = None
             if len(self._asked) > MOST_OPEN:
                 del self._asked[next(iter(self._asked))]
-        return Question(message["method"], message.get("params"), "id" in message, number, again)
+        return Statement(message["method"], message.get("params"), "id" in message, number, again)
 
     def _answer(self, message: Mapping[str, Any]) -> Answered:
         error = message.get("error")

@@ -13,8 +13,8 @@ import pytest
 from sandbox.gate import dns
 from sandbox.gate.audit import AuditPipe
 from sandbox.gate.loop import Loop
+from sandbox.gate.name_server import Answerer, NameRules
 from sandbox.gate.names import NameTable
-from sandbox.gate.questions import Answerer, NameRules
 from sandbox.network.egress import NOT_LISTED
 from sandbox.network.rules import parse_rules
 from tests.sandbox.gate.netlab import AAAA, A, encode_name

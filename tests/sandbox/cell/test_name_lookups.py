@@ -11,22 +11,22 @@ from contextlib import contextmanager
 
 import pytest
 
-from sandbox.cell.questions import LOOPBACK_UP, MOST_QUESTIONS, NameQuestions
+from sandbox.cell.name_lookups import LOOPBACK_UP, MOST_LOOKUPS, NameLookups
 from sandbox.gate import dns
 from sandbox.network import recipe
 from sandbox.network.egress import NO_NETWORK, OWN_LOOPBACK, AuditLine
 
 
 @contextmanager
-def asking() -> Iterator[tuple[NameQuestions, socket.socket]]:
-    """Questions with a socket of this namespace, and a client of it."""
+def asking() -> Iterator[tuple[NameLookups, socket.socket]]:
+    """AskedFacts with a socket of this namespace, and a client of it."""
     ours, theirs = socket.socketpair()
     with ours, theirs, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         served = _socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         served.bind(("127.0.0.1", 0))
         client.connect(served.getsockname())
         client.setblocking(False)
-        questions = NameQuestions(ours, theirs)
+        questions = NameLookups(ours, theirs)
         questions._socket = served
         try:
             yield questions, client
@@ -34,7 +34,7 @@ def asking() -> Iterator[tuple[NameQuestions, socket.socket]]:
             questions.close()
 
 
-def answers(questions: NameQuestions, client: socket.socket, *messages: bytes) -> list[bytes]:
+def answers(questions: NameLookups, client: socket.socket, *messages: bytes) -> list[bytes]:
     for message in messages:
         client.send(message)
     while ready := {fd: select.POLLIN for fd in questions.interest() if select.select([fd], [], [], 0)[0]}:
@@ -109,14 +109,14 @@ def test_nothing_that_is_malformed_ends_it() -> None:
 
 def test_a_flood_is_answered_up_to_a_number() -> None:
     with asking() as (questions, client):
-        for number in range(0, 2 * MOST_QUESTIONS, 64):
+        for number in range(0, 2 * MOST_LOOKUPS, 64):
             if not questions.interest():
                 break
             answers(
                 questions, client, *(named(b"n%d" % each, b"example") for each in range(number, number + 64))
             )
-        assert not questions.interest() and number < MOST_QUESTIONS + 64
-        assert questions.log is not None and sum(questions.log.totals.values()) == MOST_QUESTIONS
+        assert not questions.interest() and number < MOST_LOOKUPS + 64
+        assert questions.log is not None and sum(questions.log.totals.values()) == MOST_LOOKUPS
         client.send(named(b"late", b"example"))
         with pytest.raises(ConnectionRefusedError):  # by the kernel, at once
             client.recv(1024)
@@ -164,5 +164,5 @@ def test_ports_of_its_own_loopback_that_refuse_it() -> None:
             theirs.send(_packet(OWN, (6379, 40000), RST_ACK))
             questions.look({ours.fileno(): select.POLLIN}, 0.0)
             heard += 1
-        assert heard == MOST_QUESTIONS - len(packets)
+        assert heard == MOST_LOOKUPS - len(packets)
         theirs.close()

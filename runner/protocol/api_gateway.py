@@ -1,4 +1,4 @@
-"""The address of a gateway, which plugins of this contract call with delegated credentials."""
+"""The address of an API gateway, which plugins of this contract call with delegated credentials."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sandbox.network.rules import parse_authority
 MOST_URL_CHARACTERS = 2048
 
 
-def gateway_host(url: Any) -> str:
+def api_gateway_host(url: Any) -> str:
     """The host and the port of a gateway's base_url, as a rule for the network: api.example.com:443.
 
     It is an https URL. http is for a gateway on this machine only. Raises ValueError with the second half of

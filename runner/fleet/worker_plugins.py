@@ -1,6 +1,7 @@
 """What a worker has to offer, and how it makes a call: by its own files and its own policy.
 
-`PluginShelf` is all that the worker knows. `RosterShelf` has the plugins of --config; others may join them.
+`WorkerPlugins` is all that the worker knows of them. `RosterPlugins` has the plugins of --config; others may
+join them.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Performed(NamedTuple):
     asked: bool = True  # the plugin, or nobody knows
 
 
-class PluginShelf(Protocol):
+class WorkerPlugins(Protocol):
     def offers(self) -> tuple[Offer, ...]:
         """The plugins that are here. From any thread, as are `holds` and `effect`."""
         ...
@@ -106,12 +107,12 @@ class PluginShelf(Protocol):
         ...
 
 
-def repeat_of(shelf: PluginShelf, offer: Offer, tool: str) -> Repeat:
+def repeat_of(own_plugins: WorkerPlugins, offer: Offer, tool: str) -> Repeat:
     """Whether a call that had begun may run again. What the message says does not count."""
-    return "again" if tool in offer.hooks or shelf.effect(offer, tool) in REPEATABLE else "never"
+    return "again" if tool in offer.hooks or own_plugins.effect(offer, tool) in REPEATABLE else "never"
 
 
-class RosterShelf:
+class RosterPlugins:
     """The plugins of --config that policy and approvals let run."""
 
     def __init__(self, supervisor: Supervisor, roster: Roster, say: Callable[[str], None]) -> None:

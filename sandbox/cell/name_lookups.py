@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # After so many the socket is closed: the kernel refuses the rest at once, and a plugin that asks without
 # pause takes no more of our time.
-MOST_QUESTIONS = 2048
+MOST_LOOKUPS = 2048
 _AT_ONCE = 16  # others wait for this process meanwhile
 
 # RTM_NEWLINK with REQUEST and ACK for interface 1, loopback: set IFF_UP. pyroute2 encodes the same bytes in
@@ -48,7 +48,7 @@ _RIGHTS = struct.Struct("=i")
 _FLAGS = _socket.MSG_DONTWAIT | _socket.MSG_CMSG_CLOEXEC
 
 
-class NameQuestions(Meter):
+class NameLookups(Meter):
     """Answers the questions. Unlike other meters it never ends the plugin."""
 
     def __init__(self, ours: _socket.socket, theirs: _socket.socket) -> None:
@@ -61,10 +61,10 @@ class NameQuestions(Meter):
         # For `runner learn`: names have an address that leads nowhere, by which a connection to it is known.
         self.gives_addresses = False
         self.addresses: dict[str, str] = {}  # the name of each
-        self._left = MOST_QUESTIONS
+        self._left = MOST_LOOKUPS
         # Sees TCP between addresses of the plugin's own loopback, see sandbox/gate/closed_ports.py.
         self._raw: _socket.socket | None = None
-        self._packets_left = MOST_QUESTIONS
+        self._packets_left = MOST_LOOKUPS
         self._ports: set[int] = set()
         self._names: set[str] = set()
 
@@ -92,8 +92,8 @@ class NameQuestions(Meter):
         return None
 
     def close(self) -> None:
-        self._answer(MOST_QUESTIONS)  # of a plugin that did not wait for the answer
-        self._read_refusals(MOST_QUESTIONS)
+        self._answer(MOST_LOOKUPS)  # of a plugin that did not wait for the answer
+        self._read_refusals(MOST_LOOKUPS)
         self._stop()
         self._stop_reading()
 
@@ -112,7 +112,7 @@ class NameQuestions(Meter):
         from sandbox.gate.closed_ports import attach_filter, read_refused
         from sandbox.network.egress import LOOPBACK, OWN_LOOPBACK, AuditLine
 
-        if self._packets_left == MOST_QUESTIONS:
+        if self._packets_left == MOST_LOOKUPS:
             attach_filter(raw)  # from here on nothing else arrives
         found = read_refused(packet)
         if found is not None and found[0] in LOOPBACK and found[1] not in self._ports:
@@ -153,7 +153,7 @@ class NameQuestions(Meter):
 
     def _reply(self, message: bytes) -> bytes:
         from sandbox.gate import dns
-        from sandbox.gate.questions import read_host
+        from sandbox.gate.name_server import read_host
         from sandbox.network.egress import NO_NETWORK, AuditLine
 
         try:
@@ -199,16 +199,16 @@ _MESSAGE_BYTES = 1233  # one more than sandbox/gate/dns.py reads
 
 
 @contextmanager
-def open_questions(*, gives_addresses: bool = False) -> Iterator[NameQuestions]:
-    """`gives_addresses`: for `runner learn`, see NameQuestions."""
+def open_lookups(*, gives_addresses: bool = False) -> Iterator[NameLookups]:
+    """`gives_addresses`: for `runner learn`, see NameLookups."""
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0)
     try:
-        questions = NameQuestions(ours, theirs)
-        questions.gives_addresses = gives_addresses
+        lookups = NameLookups(ours, theirs)
+        lookups.gives_addresses = gives_addresses
         try:
-            yield questions
+            yield lookups
         finally:
-            questions.close()
+            lookups.close()
     finally:
         ours.close()
         theirs.close()

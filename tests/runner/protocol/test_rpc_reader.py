@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from runner.protocol.dialect import Violation
-from runner.protocol.observer import MOST_OPEN, Answered, Observer, Question, Withheld
+from runner.protocol.rpc_reader import MOST_OPEN, Answered, RpcReader, Statement, Withheld
 from tests.tables import check_rows
 
 HELLO = "hello"
@@ -28,20 +28,20 @@ def answer(number: Any, **more: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "id": number, **(more or {"result": {"name": "forged"}})}
 
 
-def overhear(*asked: Any) -> Observer:
-    """An observer after the host's messages."""
-    observer = Observer(methods=frozenset((HELLO,)))
+def overhear(*asked: Any) -> RpcReader:
+    """A reader after the host's messages."""
+    reader = RpcReader(methods=frozenset((HELLO,)))
     for message in asked:
-        observer.host(line(message))
-    return observer
+        reader.host(line(message))
+    return reader
 
 
-def hear(observer: Observer, message: Any, batch: int = 0) -> Any:
+def hear(reader: RpcReader, message: Any, batch: int = 0) -> Any:
     """Why the line does not reach the host, or the messages in it that are known to mean something."""
     raw = line(message)
     assert raw is not None
     heard: list[Any] = []
-    verdict = observer.plugin(raw, heard.append, batch=batch)
+    verdict = reader.plugin(raw, heard.append, batch=batch)
     if isinstance(verdict, Violation):
         return verdict.cause
     return verdict.kind if isinstance(verdict, Withheld) else [one for one in heard if one.method]
@@ -91,29 +91,29 @@ ODD: Mapping[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("settled", [False, True])
 def test_what_is_not_strictly_one_message(settled: bool) -> None:
     def check(_: str, row: tuple[Any, str]) -> None:
-        observer = overhear(ASK, {**ASK, "id": 2, "method": "m"})
-        observer.settled = settled
-        assert hear(observer, row[0]) == row[1]
-        # The control: the same observer hears what is one.
-        assert len(hear(observer, answer(1))) == 1
+        reader = overhear(ASK, {**ASK, "id": 2, "method": "m"})
+        reader.settled = settled
+        assert hear(reader, row[0]) == row[1]
+        # The control: the same reader hears what is one.
+        assert len(hear(reader, answer(1))) == 1
 
     check_rows(ODD, check)
 
 
 @pytest.mark.parametrize("method", [HELLO, "Hello.World", "hello/", "log", "m" * 1024])
 def test_a_method_that_every_host_reads_alike(method: str) -> None:
-    assert hear(overhear(), {"method": method}) == [Question(method, None, False)]
+    assert hear(overhear(), {"method": method}) == [Statement(method, None, False)]
 
 
 def test_arrays_where_the_contract_has_them() -> None:
     def verdict(*messages: Any) -> Any:
-        observer = overhear({**ASK, "method": "m"})
-        return hear(observer, list(messages), 3), dict(observer.strays)
+        reader = overhear({**ASK, "method": "m"})
+        return hear(reader, list(messages), 3), dict(reader.strays)
 
     note = {"jsonrpc": "2.0", "method": "m"}
     assert verdict(answer(1), note)[0] == [
         Answered("m", {"name": "forged"}, None),
-        Question("m", None, False),
+        Statement("m", None, False),
     ]
     assert verdict() == ("not_rpc", {"not_rpc": 1})
     assert verdict(note, 1, [note]) == ("not_rpc", {"not_rpc": 1})
@@ -143,43 +143,43 @@ def test_arrays_where_the_contract_has_them() -> None:
 def test_an_answer_before_the_question(said: Any) -> None:
     assert hear(overhear(), said) == "unasked"
     # Asked by another number, the host still has that question ahead.
-    observer = overhear({**ASK, "id": 7})
-    assert hear(observer, said) == "unasked"
+    reader = overhear({**ASK, "id": 7})
+    assert hear(reader, said) == "unasked"
     # And after the handshake, too.
-    assert len(hear(observer, answer(7))) == 1
-    assert hear(observer, said) == "unasked"
-    assert observer.strays == {"unasked": 2}
+    assert len(hear(reader, answer(7))) == 1
+    assert hear(reader, said) == "unasked"
+    assert reader.strays == {"unasked": 2}
 
 
 @pytest.mark.parametrize("said", [answer(1, error={"code": -1}), answer(None, error={"code": -32700})])
 def test_an_error_is_no_answer_that_a_host_could_use(said: Any) -> None:
-    observer = overhear()
-    assert hear(observer, said) == []
-    assert observer.strays == {"unasked": 1}
-    assert hear(observer, answer(1)) == "unasked"
-    assert observer.strays == {"unasked": 2}
+    reader = overhear()
+    assert hear(reader, said) == []
+    assert reader.strays == {"unasked": 1}
+    assert hear(reader, answer(1)) == "unasked"
+    assert reader.strays == {"unasked": 2}
 
 
 def test_an_error_does_not_complete_the_handshake() -> None:
-    observer = overhear(ASK)
-    assert hear(observer, answer(1, error={"code": -1})) == [Answered(HELLO, None, {"code": -1})]
-    assert hear(observer, answer(2)) == "unasked"
+    reader = overhear(ASK)
+    assert hear(reader, answer(1, error={"code": -1})) == [Answered(HELLO, None, {"code": -1})]
+    assert hear(reader, answer(2)) == "unasked"
 
 
 def test_another_answer_does_not_complete_the_handshake() -> None:
-    observer = overhear({**ASK, "method": "other"})
-    assert len(hear(observer, answer(1))) == 1
-    assert hear(observer, answer(2)) == "unasked"
+    reader = overhear({**ASK, "method": "other"})
+    assert len(hear(reader, answer(1))) == 1
+    assert hear(reader, answer(2)) == "unasked"
 
 
 @pytest.mark.parametrize("number", ["1", " 1", "0x1", 1.0, True, [1], [["1"]]])
 def test_an_id_that_some_hosts_take_for_theirs(number: Any) -> None:
     """Also where a request could not be read, and may have had this id."""
-    observer = overhear(None, ASK)
-    assert hear(observer, answer(number)) == "unasked"
-    assert not observer.settled
-    assert len(hear(observer, answer(1))) == 1
-    assert hear(observer, answer(2)) == []  # the one that could not be read
+    reader = overhear(None, ASK)
+    assert hear(reader, answer(number)) == "unasked"
+    assert not reader.settled
+    assert len(hear(reader, answer(1))) == 1
+    assert hear(reader, answer(2)) == []  # the one that could not be read
 
 
 @pytest.mark.parametrize(
@@ -196,28 +196,28 @@ def test_an_id_that_some_hosts_take_for_theirs(number: Any) -> None:
 def test_the_answer_to_a_question_that_we_could_not_read(asked: Any) -> None:
     """It passes, and so does no second one."""
     number = json.loads(asked)["id"] if isinstance(asked, bytes) else (asked or ASK)["id"]
-    observer = overhear(asked)
-    assert hear(observer, answer(number)) == []
-    assert hear(observer, answer(number)) == "unasked"
+    reader = overhear(asked)
+    assert hear(reader, answer(number)) == []
+    assert hear(reader, answer(number)) == "unasked"
 
 
 def test_the_answer_to_a_question_that_was_forgotten() -> None:
-    observer = overhear(*({**ASK, "id": number, "method": "m"} for number in range(1, MOST_OPEN + 2)))
-    assert hear(observer, answer(1)) == []
-    assert len(hear(observer, answer(2))) == 1
-    assert hear(observer, answer(1)) == "unasked"
+    reader = overhear(*({**ASK, "id": number, "method": "m"} for number in range(1, MOST_OPEN + 2)))
+    assert hear(reader, answer(1)) == []
+    assert len(hear(reader, answer(2))) == 1
+    assert hear(reader, answer(1)) == "unasked"
 
 
 def test_blank_lines_and_notifications_of_the_host_ask_nothing() -> None:
-    observer = overhear(b"", b"\r", {"jsonrpc": "2.0", "method": "m"}, answer(3))
-    assert hear(observer, answer(1)) == "unasked"
+    reader = overhear(b"", b"\r", {"jsonrpc": "2.0", "method": "m"}, answer(3))
+    assert hear(reader, answer(1)) == "unasked"
 
 
 def test_a_number_that_the_host_uses_twice_is_judged_twice() -> None:
-    observer = overhear({**ASK, "method": "other"}, ASK)
-    assert hear(observer, answer(1, error={"code": -1})) == [Answered(HELLO, None, {"code": -1})]
-    assert hear(observer, answer(1)) == [Answered(HELLO, {"name": "forged"}, None)]
-    assert hear(observer, answer(1)) == "unasked"
+    reader = overhear({**ASK, "method": "other"}, ASK)
+    assert hear(reader, answer(1, error={"code": -1})) == [Answered(HELLO, None, {"code": -1})]
+    assert hear(reader, answer(1)) == [Answered(HELLO, {"name": "forged"}, None)]
+    assert hear(reader, answer(1)) == "unasked"
 
 
 def test_an_error_of_no_text_is_none() -> None:
