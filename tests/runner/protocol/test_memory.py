@@ -24,9 +24,7 @@ from runner.session.backlog import MOST_EVENTS, Backlog
 from tests import elsewhere
 from tests.conftest import ROOT, Caller
 from tests.runner.session.test_hostile_plugins import hosted
-from tests.runner.session.test_session import DO, NEXO, PRELUDE, SECONDS, TOUCH, Write, nexo, opened, sessions
-
-__all__ = ["sessions"]  # a fixture
+from tests.runner.session.test_session import DO, NEXO, PRELUDE, SECONDS, TOUCH, Write, nexo, opened
 
 MEBI = 1 << 20
 

@@ -34,12 +34,8 @@ from tests.runner.session.test_session import (
     mcp,
     nexo,
     opened,
-    sessions,
 )
 from tests.tables import one_case
-
-__all__ = ["sessions"]  # a fixture
-
 
 # --- Unread events -----------------------------------------------------------------------------------------
 

@@ -24,9 +24,8 @@ from runner.protocol.host_services import Services
 from runner.session.open import open_session
 from runner.session.session import Session
 from sandbox.spec import Limits, Overrides
-from tests import elsewhere, misbehaviour
+from tests import elsewhere, manifests, misbehaviour
 from tests.conftest import ROOT, SYSTEM_PATH, Caller, _public_directory, descendants, vanished
-from tests.manifests import nexo
 from tests.misbehaviour import BEHAVIOURS, CONTRACTS, REQUESTS, TOOL, Contract
 from tests.runner.launch.monitored_plugins import is_sound
 from tests.tables import REPEAT, check_rows, one_case
@@ -497,7 +496,7 @@ def text(words):
 
 """
 NEXO = (
-    nexo("plugin", "./plugin.py")
+    manifests.nexo("plugin", "./plugin.py")
     + """\
 [plugin.extends]
 tools = ["plugin_do"]
