@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from sandbox.spec import KeyPath, NetworkMode, Project, SandboxSpec
+from sandbox.speed.typed import TYPE_CHECKING, Any
 from sandbox.speed.value import NamedTuple
 
-# Prefix of the variables in an entry that `runner wrap` wrote: they are for the plugin, not for the runner.
-PLUGIN_PREFIX = "PLUGIN_ENV_"
-# How `runner wrap` writes entries. Those of its first version have no format in their record.
-WRAP_FORMAT = "2"
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Entrypoint(NamedTuple):
@@ -86,6 +85,8 @@ class Plugin(NamedTuple):
     # A folder that the cage shows as the plugin's own, although its manifest is a configuration (`root` is
     # None): the file asks for it, and lies in it with the program.
     shown_folder: str = ""
+    # What else its manifest says, for its contract alone: JSON values, in which a list may be a tuple.
+    details: Mapping[str, Any] = {}
 
 
 class Allowance(NamedTuple):
@@ -97,3 +98,11 @@ class Allowance(NamedTuple):
     writable: tuple[str, ...] = ()  # paths of the host that it can change, the state directory among them
     denied: tuple[str, ...] = ()  # paths that the policy denies to every plugin
     network: NetworkMode = "none"  # of its cage, as granted
+
+
+class LaunchFault(NamedTuple):
+    """Why a plugin is not launched, although nothing is wrong with its manifest."""
+
+    cause: str  # stable id
+    message: str
+    hint: str

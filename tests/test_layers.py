@@ -46,6 +46,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("runner.manifest.*",),
     ("runner.contracts.registry",),
     ("runner.contracts.contract",),
+    ("runner.contracts.configurations", "runner.contracts.prepared_calls", "runner.contracts.bindings"),
     ("runner.conformance.rpc",),
     ("runner.conformance.rules",),
     ("runner.conformance.report",),

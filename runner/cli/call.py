@@ -308,7 +308,7 @@ def _check_contract(args: argparse.Namespace, context: dict[str, Any]) -> None:
 def _takes_arguments(args: argparse.Namespace) -> bool:
     """Whether what follows -- is for the call, and not for the plugin's program."""
     contract = _contract(args) if args.kind == "tool" else None
-    return contract is not None and contract.commands is not None
+    return contract is not None and contract.commands
 
 
 def configured(invocation: Invocation) -> tuple[Invocation, Any]:

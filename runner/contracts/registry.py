@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 
-from runner.contracts.contract import HostPlaces
 from sandbox import CODE_ROOT, look
 from sandbox.speed.typed import TYPE_CHECKING, Any
 
@@ -13,8 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from runner.conformance.rules import RuleBook
-    from runner.contracts.contract import Contract, ContractOption, ContractVerb, LaunchFault
-    from runner.plugin import Plugin
+    from runner.contracts.configurations import HostPlaces
+    from runner.contracts.contract import Contract, ContractOption, ContractVerb
+    from runner.plugin import LaunchFault, Plugin
     from runner.protocol.dialect import Call, Dialect, Setting
     from runner.protocol.inspector import Inspector
 
@@ -110,6 +110,8 @@ def all_contracts() -> tuple[Contract, ...]:
 
 def all_host_places() -> HostPlaces:
     """The places of all contracts together."""
+    from runner.contracts.configurations import HostPlaces
+
     each = [hosts.places() for contract in all_contracts() if (hosts := contract.configurations) is not None]
     return HostPlaces(
         tuple(place for places in each for place in places.home),

@@ -100,10 +100,9 @@ class SupervisedSource:
         return fingerprint(repr(plugin).encode("utf-8", "replace"))
 
     def result(self, tool: str, value: Any) -> dict[str, Any]:
-        content, commands = self._contract.content_of(value), self._contract.commands
-        if content is not None:
+        if (content := self._contract.content_of(value)) is not None:
             return content_result(self.name, content)
-        output = None if commands is None else commands.output(Call("tool", tool), value)
+        output = self._contract.command_output(Call("tool", tool), value)
         return value_result(value) if output is None else command_result(value, output)
 
     async def lists(self) -> Lists:

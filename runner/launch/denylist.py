@@ -6,7 +6,7 @@ import os
 import sys
 
 from runner.approvals.record import approvals_folder
-from runner.contracts.contract import HostPlaces
+from runner.contracts.configurations import HostPlaces
 from runner.contracts.registry import all_host_places
 from runner.install.roots import store_root
 from runner.launch.command import environ_of_host

@@ -65,7 +65,7 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
     state, state_notes = state_dir(plugin, policy, invocation, environ)
     filled = Placeholders(plugin, state, caged=plugin.spec.enabled or not policy.unsandboxed)
     asked = found.with_added(plugin.spec)
-    switches = contract.switches
+    switches = contract.switches(environ)
     spec = asked._replace(env=tuple(map(filled.request, asked.env)))
     granted = grant(
         spec,
@@ -74,8 +74,8 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
         environ=environ_of_host(invocation.command, environ),
         overrides=invocation.overrides,
         homes=own_homes,
-        sandbox_required_by=switches.named(switches.require_sandbox, environ) if switches else "",
-        host_network_by=switches.named(switches.host_network, environ) if switches else "",
+        sandbox_required_by=switches.get("require_sandbox", ""),
+        host_network_by=switches.get("host_network", ""),
         bare_environment=plugin.entrypoint is not None and plugin.entrypoint.bare_environment,
     )
     denials = tuple(

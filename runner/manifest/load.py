@@ -28,7 +28,8 @@ from sandbox.speed.typed import TYPE_CHECKING, Mapping
 from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
-    from runner.contracts.contract import Contract, HostFile
+    from runner.contracts.configurations import HostFile
+    from runner.contracts.contract import Contract
 
 # `runner check` shows at most this many faults of one manifest.
 MOST_FAULTS_SHOWN = 200
@@ -357,8 +358,7 @@ def lint(path: str, *, contract: str | None = None) -> tuple[ManifestRead, ...]:
         name, document = _recognise(found, _bytes_of(found.path))
     except DocumentError:
         return reads  # they report the same fault, or it is a folder of plugins
-    if (rules := find_contract(name).package_rules) is None:
-        return reads
+    rules = find_contract(name)
     return tuple(
         read._replace(diagnostics=read.diagnostics + rules.lint(document, read.plugin))
         for read in reads

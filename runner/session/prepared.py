@@ -10,11 +10,10 @@ import functools
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import trio
 
-from runner.contracts.contract import Contract, Prepared, PreparedCalls
 from runner.contracts.registry import find_contract
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
 from runner.launch.failures import judge_diagnostics
@@ -34,6 +33,10 @@ from runner.protocol.secrets import Secrets
 from runner.session.pending import Deadline
 from sandbox.cell.contents import Contents
 from sandbox.speed.value import NamedTuple
+
+if TYPE_CHECKING:
+    from runner.contracts.contract import Contract
+    from runner.contracts.prepared_calls import Prepared, PreparedCalls
 
 # The outcome of a call that its caller gave up.
 GIVEN_UP = Outcome("cancelled", "call", "the caller gave the call up", "given_up")

@@ -31,6 +31,7 @@ _NAMES = {
     # What `runner exec` loads besides if no plan holds, for a manifest and a policy that it knows.
     "decide": """
         runner.contracts runner.plugin runner.contracts.contract sandbox.look runner.contracts.registry
+        runner.contracts.configurations
         sandbox.document sandbox.document.diagnostic runner.cli.shared.options sandbox.paths.walk
         runner.cli.shared.report_file runner.launch.failures runner.approvals sandbox.paths.executable
         sandbox.paths.installation sandbox.paths.mounts sandbox.paths.packages sandbox.paths.shims
@@ -53,7 +54,8 @@ _NAMES = {
         runner sandbox.speed.late_site sandbox.speed.typed runner.cli runner.cli.shared sandbox.document
         sandbox.speed.value sandbox.document.diagnostic sandbox.spec sandbox.speed.scopes
         runner.cli.shared.text runner.contracts runner.contracts.contract sandbox.facts sandbox.look
-        runner.contracts.registry runner.launch sandbox.limits sandbox.limits.assigned runner.launch.stages
+        runner.contracts.registry runner.contracts.configurations runner.launch sandbox.limits
+        sandbox.limits.assigned runner.launch.stages
         runner.cli.shared.options sandbox.plan sandbox.plan.plan runner.launch.sources runner.outcome
         sandbox.identity sandbox.identity.owner sandbox.files sandbox.limits.meter sandbox.limits.site
         sandbox.spawn sandbox.spawn.order sandbox.speed.signals sandbox.limits.cgroup sandbox.plan.layers

@@ -4,8 +4,8 @@
     pack, unpack      marshal, for a file that only its owner can write: importing json takes 6 ms of a launch
 
 JSON knows no tuples, so each tuple is an array that begins with its kind: the name of the class for a named
-tuple, "" for a plain one, "set" and "bytes" for those. Mappings and scalars are JSON's own. Text is written
-in ASCII, so names that are no UTF-8 (lone surrogates) arrive as they were.
+tuple, "" for a plain one, "list", "set" and "bytes" for those. Mappings and scalars are JSON's own. Text is
+written in ASCII, so names that are no UTF-8 (lone surrogates) arrive as they were.
 
 `decode` and `unpack` make only values of the classes they are given. They check how many fields each has and
 not what is in them; and marshal trusts its bytes, which can make Python crash. So the bytes must be ours:
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from sandbox.speed.typed import Any, Callable, Iterable, Sequence
 
-_PLAIN, _SET, _BYTES = "", "set", "bytes"
+_PLAIN, _LIST, _SET, _BYTES = "", "list", "set", "bytes"
 # The oldest that has every kind we write. Every Python reads it, so one cache serves several.
 MARSHAL_FORMAT = 4
 BLANK = "blank"  # the kind of a text that was left out, followed by its number
@@ -73,6 +73,7 @@ def from_plain(plain: Any, classes: Iterable[type[tuple[Any, ...]]], blanks: Seq
 def _makers(classes: Iterable[type[tuple[Any, ...]]]) -> dict[str, Callable[[list[Any]], object]]:
     return {
         _PLAIN: tuple,
+        _LIST: list,
         _SET: frozenset,
         _BYTES: _bytes,
         **{each.__name__: _maker(each) for each in classes},
@@ -85,6 +86,8 @@ def as_plain(value: Any) -> Any:
         # A plain tuple has no _fields, and its class must be `tuple` itself.
         kind = type(value).__name__ if hasattr(value, "_fields") else _PLAIN
         return [kind, *map(as_plain, value)]
+    if isinstance(value, list):
+        return [_LIST, *map(as_plain, value)]
     if isinstance(value, frozenset):
         return [_SET, *map(as_plain, sorted(value))]
     if isinstance(value, bytes):

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from runner.plugin import PLUGIN_PREFIX
+from runner.contracts.configurations import PLUGIN_PREFIX
 from tests.conftest import ROOT, Caller
 
 Write = Callable[..., Path]

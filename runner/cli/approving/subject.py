@@ -8,12 +8,12 @@ from typing import NoReturn
 
 from runner.cli.approving.items import item_lines, items_of
 from runner.cli.shared.command import command_of, wrapped_record
+from runner.contracts.configurations import PLUGIN_PREFIX
 from runner.contracts.registry import find_contract
 from runner.launch.approve import allow_command
 from runner.launch.command import command_approval
 from runner.launch.read import load
 from runner.launch.stages import Invocation, Loaded, Stopwatch
-from runner.plugin import PLUGIN_PREFIX
 from sandbox.paths.homes import homes
 from sandbox.speed.typed import Sequence
 from sandbox.speed.value import NamedTuple

@@ -41,8 +41,8 @@ def call_once(request: SessionRequest, output: Output) -> int:
             raise
         if session.is_one_shot:
             await session.conclude()  # before anything is printed: the way it ends may invalidate the answer
-        commands = find_contract(session.terms.plugin.contract).commands
-        command = None if commands is None or output.as_json else commands.output(request.call, value)
+        contract = find_contract(session.terms.plugin.contract)
+        command = None if output.as_json else contract.command_output(request.call, value)
         if command is None:
             await write_in_thread(output.result, value)
         else:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from runner.contracts.contract import EntryFound, WrappedEntry
+from runner.contracts.configurations import PLUGIN_PREFIX, WRAP_FORMAT, EntryFound, WrappedEntry
 from runner.launch.command import Command
-from runner.plugin import PLUGIN_PREFIX, WRAP_FORMAT
 from sandbox.document.diagnostic import printable
 from sandbox.paths.denied_paths import lexical_fault
 from sandbox.policy.policy import steers

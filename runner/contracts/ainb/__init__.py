@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.contracts.contract import CommandCalls, CommandOutput, Contract, ContractVerb, Example, Listing
+from runner.contracts.contract import CommandOutput, Contract, ContractVerb, Example, Listing
 from sandbox.speed.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,16 +18,6 @@ if TYPE_CHECKING:
     from sandbox.document.read import Document, Format
 
 
-class AinbCommands(CommandCalls):
-    def output(self, call: Call, value: Any) -> CommandOutput | None:
-        from runner.contracts.ainb.calls import exit_status, take_bytes
-
-        if call.kind != "tool":
-            return None
-        stdout, stderr = take_bytes(value["stdout"]), take_bytes(value["stderr"])
-        return CommandOutput(stdout, stderr, exit_status(value["exit_code"]))
-
-
 class AinbContract(Contract):
     name = "ainb"
     about = "JSON-RPC with Content-Length headers on stdio, contract v2; described by a TOML manifest"
@@ -41,7 +31,7 @@ class AinbContract(Contract):
         *(Listing(what, declared=True) for what in ("screens", "commands", "snapshots")),
     )
     layout: Layout = "root"
-    commands = AinbCommands()
+    commands = True
     verbs = (
         ContractVerb(
             "render",
@@ -50,6 +40,14 @@ class AinbContract(Contract):
         ),
     )
     example = Example("greeter", '{"argv": ["hello", "world"]}')
+
+    def command_output(self, call: Call, value: Any) -> CommandOutput | None:
+        from runner.contracts.ainb.calls import exit_status, take_bytes
+
+        if call.kind != "tool":
+            return None
+        stdout, stderr = take_bytes(value["stdout"]), take_bytes(value["stderr"])
+        return CommandOutput(stdout, stderr, exit_status(value["exit_code"]))
 
     def recognises(self, document: Document) -> bool:
         plugin = document.data.get("plugin")
@@ -96,11 +94,12 @@ class AinbContract(Contract):
         return [{"name": each, "description": plugin.description, "input_schema": schema} for each in names]
 
     def supervision(self, plugin: Plugin) -> Supervision:
+        from runner.contracts.ainb.declared import declared_by
         from runner.supervision import Supervision
 
-        given, exports = dict(plugin.lifecycle), dict(plugin.exports)
+        given, declared = dict(plugin.lifecycle), declared_by(plugin)
         # A plugin that is away would miss what is published. Of some topics it only needs the latest.
-        awaited = set(exports.get("subscribes", ())) - set(exports.get("latest_state", ()))
+        awaited = set(declared.subscribes) - set(declared.latest_state)
         reap = given.get("idle_reap", "never")
         first = float(given.get("backoff_first", 1.0))
         return Supervision(

@@ -1,8 +1,4 @@
-"""What a manifest declares beside its cage, stored in the exports of the Plugin. Only this module writes and
-reads them.
-
-An export is a kind and a tuple of strings, so the cache of manifests needs no code of this contract.
-"""
+"""What a manifest declares beside its cage: the details of the Plugin."""
 
 from __future__ import annotations
 
@@ -29,10 +25,6 @@ READ_ROOTS: Mapping[str, str] = {
     "read_codex_logs": ".codex/sessions",
 }
 
-_LIST = "list."
-
-Export = tuple[str, tuple[str, ...]]
-
 
 class Declared(NamedTuple):
     granted: tuple[str, ...] = ()  # names of capabilities, in the order of CAPABILITIES
@@ -55,31 +47,15 @@ class Declared(NamedTuple):
         return tuple(zip(READ_ROOTS, self.flag_roots, strict=False))
 
 
-def exports_of(declared: Declared) -> tuple[Export, ...]:
+def exports_of(declared: Declared) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """What `runner tools` lists."""
     return (
         ("tools", declared.cli_namespaces),
         ("screens", declared.screens),
         ("commands", declared.commands),
         ("snapshots", declared.snapshots),
-        ("subscribes", declared.subscribes),
-        ("latest_state", declared.latest_state),
-        ("fs_roots", declared.fs_roots),
-        ("flag_roots", declared.flag_roots),
-        *((_LIST + name, values) for name, values in declared.lists.items()),
     )
 
 
 def declared_by(plugin: Plugin) -> Declared:
-    found = dict(plugin.exports)
-    return Declared(
-        granted=plugin.capabilities,
-        lists={kind.removeprefix(_LIST): row for kind, row in found.items() if kind.startswith(_LIST)},
-        screens=found.get("screens", ()),
-        commands=found.get("commands", ()),
-        cli_namespaces=found.get("tools", ()),
-        snapshots=found.get("snapshots", ()),
-        subscribes=found.get("subscribes", ()),
-        latest_state=found.get("latest_state", ()),
-        fs_roots=found.get("fs_roots", ()),
-        flag_roots=found.get("flag_roots", ()),
-    )
+    return Declared(**plugin.details)

@@ -162,6 +162,7 @@ def read(document: Document, *, home: str = "") -> tuple[Plugin | None, tuple[Di
             state_link=f"{DATA_FOLDER}/{name}" if declared.allows("write_plugin_data") else "",
         ),
         exports=exports_of(declared),
+        details=declared._asdict(),
         capabilities=declared.granted,
         timeouts=(
             ("handshake", INIT_SECONDS),

@@ -1,8 +1,4 @@
-"""What a manifest declares about the conversation, stored in the exports of the Plugin. Only this module
-writes and reads them.
-
-An export is a kind and a tuple of strings, so the cache of manifests needs no code of this contract.
-"""
+"""What a manifest declares about the conversation: the details of the Plugin."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import json
 from typing import Any
 
 from runner.plugin import Plugin
-from sandbox.speed.typed import TYPE_CHECKING, Sequence
+from sandbox.speed.typed import TYPE_CHECKING
 from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
@@ -20,14 +16,7 @@ if TYPE_CHECKING:
 COMPACTOR, OBSERVER = "compactor", "observer"
 STORAGE_READ, STORAGE_WRITE = "kaged:storage:read", "kaged:storage:write"
 
-_TOOL = "tool."
-_KNOB = "knob."
-_PROJECT = "project"
-_CONFIG, _SYSTEM_CONFIG = "config_schema", "system_config_schema"
-
 _EXEC_MEANS = "its file is shown, read-only; the plugin can start every program that its cage shows"
-
-Export = tuple[str, tuple[str, ...]]
 
 
 class DeclaredTool(NamedTuple):
@@ -61,56 +50,25 @@ class Declared(NamedTuple):
         return {knob.field: knob.default for knob in self.knobs.values() if knob.default is not None}
 
 
-def exports_of(declared: Declared) -> tuple[Export, ...]:
-    schemas = ((_CONFIG, declared.config_schema), (_SYSTEM_CONFIG, declared.system_config_schema))
-    return (
-        ("tools", tuple(declared.tools)),
-        ("methods", declared.methods),
-        ("hooks", declared.hooks),
-        ("notifications", declared.notifications),
-        ("roles", declared.roles),
-        *(
-            (_TOOL + tool.name, (tool.description, json.dumps(tool.schema)))
-            for tool in declared.tools.values()
-        ),
-        *(
-            (_KNOB + name, (knob.type, knob.field, knob.detail, json.dumps(knob.default)))
-            for name, knob in declared.knobs.items()
-        ),
-        *((kind, (json.dumps(schema),)) for kind, schema in schemas if schema is not None),
-        (_PROJECT, (declared.project_id, declared.project_root)),
-    )
+def exports_of(declared: Declared) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """What `runner tools` lists."""
+    return ("tools", tuple(declared.tools)), ("methods", declared.methods), ("hooks", declared.hooks)
+
+
+def details_of(declared: Declared) -> Mapping[str, Any]:
+    tools = {name: tool._asdict() for name, tool in declared.tools.items()}
+    knobs = {name: knob._asdict() for name, knob in declared.knobs.items()}
+    return {**declared._asdict(), "tools": tools, "knobs": knobs}
 
 
 def declared_by(plugin: Plugin) -> Declared:
-    found: dict[str, Sequence[str]] = dict(plugin.exports)
-    tools = {
-        kind.removeprefix(_TOOL): DeclaredTool(kind.removeprefix(_TOOL), row[0], json.loads(row[1]))
-        for kind, row in found.items()
-        if kind.startswith(_TOOL)
-    }
-    knobs = {
-        kind.removeprefix(_KNOB): DeclaredKnob(row[0], row[1], row[2], json.loads(row[3]))
-        for kind, row in found.items()
-        if kind.startswith(_KNOB)
-    }
-    project_id, project_root = found.get(_PROJECT, ("unknown", ""))
-    return Declared(
-        methods=tuple(found.get("methods", ())),
-        hooks=tuple(found.get("hooks", ())),
-        tools=tools,
-        notifications=tuple(found.get("notifications", ())),
-        roles=tuple(found.get("roles", ())),
-        config_schema=_parse_row(found.get(_CONFIG)),
-        system_config_schema=_parse_row(found.get(_SYSTEM_CONFIG)),
-        knobs=knobs,
-        project_id=project_id,
-        project_root=project_root,
+    found = Declared(**plugin.details)
+    tools: Mapping[str, Any] = found.tools
+    knobs: Mapping[str, Any] = found.knobs
+    return found._replace(
+        tools={name: DeclaredTool(**tool) for name, tool in tools.items()},
+        knobs={name: DeclaredKnob(**knob) for name, knob in knobs.items()},
     )
-
-
-def _parse_row(row: Sequence[str] | None) -> Any:
-    return None if row is None else json.loads(row[0])
 
 
 def declarations(plugin: Plugin) -> tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]:

@@ -10,7 +10,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from runner.contracts.kaged.capabilities import read_capabilities
-from runner.contracts.kaged.declared import COMPACTOR, OBSERVER, Declared, DeclaredTool, exports_of
+from runner.contracts.kaged.declared import (
+    COMPACTOR,
+    OBSERVER,
+    Declared,
+    DeclaredTool,
+    details_of,
+    exports_of,
+)
 from runner.contracts.kaged.knobs import Folders, path_requests, read_knobs
 from runner.contracts.kaged.terms import API_VERSION, CALL_SECONDS, HANDSHAKE_SECONDS, HEALTH_ANSWER_SECONDS
 from runner.manifest import sandbox_request, semver
@@ -164,6 +171,7 @@ def read(
             env=_env(faults, manifest, project_id, project_root or root),
         ),
         exports=exports_of(declared),
+        details=details_of(declared),
         # Shown read-only if the policy says so. The folders of its configuration are asked for above.
         project=Project(project_root) if project_root else None,
         capabilities=capabilities.strings,

@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import os
 
-from runner.contracts.contract import (
-    Contract,
-    ContractVerb,
-    HostConfigurations,
-    HostFile,
-    HostPlaces,
-    LaunchFault,
-    Listing,
-    WrappedCommand,
-)
+from runner.contracts.contract import Contract, ContractVerb, Listing
 from sandbox import look
 from sandbox.speed.typed import TYPE_CHECKING, Any, Callable, Mapping
 
 if TYPE_CHECKING:
-    from runner.contracts.contract import EntryFound, WrappedEntry
-    from runner.plugin import Allowance, Plugin
+    from runner.contracts.configurations import EntryFound, HostFile, HostPlaces, WrappedCommand, WrappedEntry
+    from runner.plugin import Allowance, LaunchFault, Plugin
     from runner.protocol.host_services import HostMethods
     from runner.supervision import Supervision
     from sandbox.document.diagnostic import Diagnostic
@@ -57,8 +48,9 @@ def _may_launch(plugin: Plugin) -> bool:
     )
 
 
-class McpConfigurations(HostConfigurations):
+class McpConfigurations:
     def file_at(self, path: str) -> HostFile | None:
+        from runner.contracts.configurations import HostFile
         from runner.contracts.mcp.hosts.find import MOST_BYTES, MOST_VALUES, place_of
 
         place = place_of(path, os.path.expanduser("~"), look.environment(os.environ))
@@ -115,6 +107,7 @@ class McpConfigurations(HostConfigurations):
     def wrapped(self, plugin: Plugin, environ: Mapping[str, str]) -> WrappedCommand | None:
         if plugin.entrypoint is None or plugin.template is None or not plugin.template.outer:
             return None
+        from runner.contracts.configurations import WrappedCommand
         from runner.contracts.mcp.hosts.expand import expand_as_host
         from runner.manifest.fill import text_of
 
@@ -148,6 +141,7 @@ class McpConfigurations(HostConfigurations):
         return installed(plugin, environ)
 
     def places(self) -> HostPlaces:
+        from runner.contracts.configurations import HostPlaces
         from runner.contracts.mcp.hosts import places as of
 
         return HostPlaces(of.HOME_PLACES, of.SYSTEM_PLACES, of.VARIABLES, of.PROJECT_NAMES, of.TOKEN_FILES)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from runner.contracts.contract import LaunchFault
 from runner.contracts.mcp.launchers import launch_of
 from runner.install.request import UnusableSpec
 from runner.install.roots import main_store_root, store_roots
 from runner.install.store import Store, StoreRefused
-from runner.plugin import Plugin
+from runner.plugin import LaunchFault, Plugin
 from sandbox.spec import STATE_DIR_TOKEN, EnvRequest, SandboxSpec
 
 REFUSED = "store_refused"

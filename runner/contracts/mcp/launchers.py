@@ -12,8 +12,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from runner.contracts.contract import LaunchFault
 from runner.install.request import Request, UnusableSpec, npm_request, pypi_request
+from runner.plugin import LaunchFault
 from sandbox.spec import Network
 from sandbox.speed.value import NamedTuple
 

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from runner.contracts.contract import LaunchFault
 from runner.contracts.mcp.hosts.choice import choose, comments_remark, remarks_on
 from runner.contracts.mcp.hosts.entries import GENERIC, servers_of
 from runner.contracts.mcp.hosts.expand import OURS, expand_home, references, with_folders
@@ -19,7 +18,7 @@ from runner.contracts.mcp.hosts.wrapping import plugin_env, plugin_env_file, run
 from runner.contracts.mcp.named_paths import missing_program, named_paths
 from runner.manifest import sandbox_request
 from runner.manifest.table import Item, Table
-from runner.plugin import Entrypoint, Plugin, Template
+from runner.plugin import Entrypoint, LaunchFault, Plugin, Template
 from sandbox import look
 from sandbox.cache import fingerprint
 from sandbox.document import model

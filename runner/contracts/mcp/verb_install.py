@@ -21,8 +21,8 @@ from runner.cli.shared.registry import (
     status_of,
 )
 from runner.cli.shared.text import print_diagnostics, say
+from runner.contracts.configurations import PLUGIN_PREFIX
 from runner.outcome import EXIT, USAGE_ERROR
-from runner.plugin import PLUGIN_PREFIX
 from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.speed.value import NamedTuple
 from sandbox.units import parse_limit

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.contracts.contract import Contract, Example, Listing, Switches
+from runner.contracts.contract import Contract, Example, Listing
 from sandbox.speed.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,6 +22,14 @@ DECLARED = ("hooks", "channels", "llm_providers", "memory_backends")
 _OWN_KEYS = ("id", "min_nexo_version")
 
 
+# Variables that configure nexo's own host, and the values that set one.
+_SWITCHES = {
+    "require_sandbox": "NEXO_PLUGIN_SANDBOX_REQUIRE",
+    "host_network": "NEXO_PLUGIN_SANDBOX_HOST_NET_ALLOW",
+}
+_YES = ("1", "true", "TRUE", "yes", "YES")
+
+
 class NexoContract(Contract):
     name = "nexo"
     about = "JSON-RPC lines on stdio, contract 1.10; described by a TOML manifest"
@@ -36,11 +44,9 @@ class NexoContract(Contract):
     }
     example = Example("greeter_greet")  # a tool's name begins with its plugin's id
     lists = (Listing("tools"), *(Listing(what, declared=True) for what in DECLARED))
-    switches = Switches(
-        yes=("1", "true", "TRUE", "yes", "YES"),
-        require_sandbox="NEXO_PLUGIN_SANDBOX_REQUIRE",
-        host_network="NEXO_PLUGIN_SANDBOX_HOST_NET_ALLOW",
-    )
+
+    def switches(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+        return {asked: name for asked, name in _SWITCHES.items() if environ.get(name) in _YES}
 
     def recognises(self, document: Document) -> bool:
         data = document.data

@@ -1,22 +1,15 @@
-"""Exports of the Plugin that hold more than names. Only this module writes and reads them.
-
-An export is a kind and a tuple of strings, so the cache of manifests needs no code of this contract.
-"""
+"""What the manifest says about exports, beside their names: the details of the Plugin."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from runner.plugin import Plugin
+from sandbox.speed.typed import Any
 from sandbox.speed.value import NamedTuple
 
 ADVERTISABLE = "extends.tools"
-_CONFIGURATION = "config_schema"
-_OUTBOUND_TOOL = "tools.outbound."
-
 _OUTBOUND_METHOD = "outbound_tool.invoke"
-
-Export = tuple[str, tuple[str, ...]]
 
 
 class Configuration(NamedTuple):
@@ -35,31 +28,26 @@ class OutboundTool(NamedTuple):
     schema: str  # JSON
 
 
-def configuration(shape: str | None, schema: str) -> Export:
-    return _CONFIGURATION, (shape or "object", schema)
-
-
 def outbound_tool(
-    name: str, method: str | None, milliseconds: int | None, description: str | None, schema: str
-) -> Export:
-    # An integer in a manifest can have more digits than Python converts to text.
-    clock = str(milliseconds) if milliseconds is not None and 0 < milliseconds < 2**63 else ""
-    return _OUTBOUND_TOOL + name, (method or _OUTBOUND_METHOD, clock, description or "", schema)
+    method: str | None, milliseconds: int | None, description: str | None, schema: str
+) -> OutboundTool:
+    # An integer in a manifest can have more digits than a time limit, and than Python converts to text.
+    seconds = milliseconds / 1000 if milliseconds is not None and 0 < milliseconds < 2**63 else None
+    return OutboundTool(method or _OUTBOUND_METHOD, seconds, description or "", schema)
+
+
+def details_of(
+    configuration: Configuration | None, outbound_tools: Mapping[str, OutboundTool]
+) -> Mapping[str, Any]:
+    tools = {name: tool._asdict() for name, tool in outbound_tools.items()}
+    found = {"configuration": configuration and configuration._asdict(), "outbound_tools": tools}
+    return {name: value for name, value in found.items() if value}
 
 
 def configuration_of(plugin: Plugin) -> Configuration | None:
-    for kind, row in plugin.exports:
-        if kind == _CONFIGURATION:
-            shape, schema = row
-            return Configuration(shape == "array", schema)
-    return None
+    found = plugin.details.get("configuration")
+    return None if found is None else Configuration(**found)
 
 
 def outbound_tools_of(plugin: Plugin) -> Mapping[str, OutboundTool]:
-    found: dict[str, OutboundTool] = {}
-    for kind, row in plugin.exports:
-        if kind.startswith(_OUTBOUND_TOOL):
-            method, clock, description, schema = row
-            seconds = int(clock) / 1000 if clock else None
-            found[kind.removeprefix(_OUTBOUND_TOOL)] = OutboundTool(method, seconds, description, schema)
-    return found
+    return {name: OutboundTool(**tool) for name, tool in plugin.details.get("outbound_tools", {}).items()}

@@ -7,7 +7,7 @@ document, so one pass finds every fault.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 from runner.contracts.nexo import exports, rules, topics
 from runner.contracts.nexo.supervisor import lifecycle
@@ -20,6 +20,7 @@ from sandbox.document.diagnostic import Diagnostic, nearest, quoted
 from sandbox.document.faults import Faults
 from sandbox.document.read import Document
 from sandbox.spec import EnvRequest, KeyPath, Limits, Network, PathRequest, SandboxSpec
+from sandbox.speed.typed import Any
 
 # The contract's own clocks, in seconds; per-method ones belong to the dialect.
 TIMEOUTS = (("handshake", 5.0), ("call", 60.0), ("teardown", 6.0))
@@ -62,6 +63,7 @@ def read(document: Document, *, home: str = "") -> tuple[Plugin | None, tuple[Di
         entrypoint=entrypoint,
         spec=spec,
         exports=_exports(plugin),
+        details=_details(plugin),
         capabilities=tuple(dict.fromkeys(item.text for item in capabilities)),
         timeouts=TIMEOUTS,
         lifecycle=lifecycle(plugin.table("supervisor")),
@@ -237,21 +239,20 @@ def _exports(plugin: Table) -> tuple[tuple[str, tuple[str, ...]], ...]:
     found[topics.SUBSCRIBE] += [item.text for item in broker.strings("subscribe")]
     found[topics.PUBLISH] = [pattern for _, publish in channels for pattern in publish]
     found[topics.PUBLISH] += [item.text for item in broker.strings("publish")]
-    names = tuple((name, tuple(dict.fromkeys(names))) for name, names in found.items() if names)
-    return (*names, *_described(plugin))
+    return tuple((name, tuple(dict.fromkeys(names))) for name, names in found.items() if names)
 
 
-def _described(plugin: Table) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Exports that hold more than names."""
+def _details(plugin: Table) -> Mapping[str, Any]:
     config = plugin.table("config_schema")
-    schema = config.string("schema")
-    if schema is not None:
-        yield exports.configuration(config.string("shape"), schema)
+    configuration, tools = None, {}
+    if (schema := config.string("schema")) is not None:
+        configuration = exports.Configuration(config.string("shape") == "array", schema)
     for tool in plugin.table("tools").tables("outbound"):
         name, schema = tool.string("name"), tool.string("input_schema")
         if name is not None and schema is not None:
             method, milliseconds = tool.string("rpc_method"), tool.integer("timeout_ms")
-            yield exports.outbound_tool(name, method, milliseconds, tool.string("description"), schema)
+            tools[name] = exports.outbound_tool(method, milliseconds, tool.string("description"), schema)
+    return exports.details_of(configuration, tools)
 
 
 def json_schema() -> dict[str, object]:

@@ -8,16 +8,10 @@ from sandbox.speed.typed import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from runner.contracts.contract import (
-        Bindings,
-        Choice,
-        LaunchFault,
-        Layout,
-        PackageRules,
-        PreparedCalls,
-        Takes,
-    )
-    from runner.plugin import Plugin
+    from runner.contracts.bindings import Bindings
+    from runner.contracts.contract import Layout, Takes
+    from runner.contracts.prepared_calls import Choice, PreparedCalls
+    from runner.plugin import LaunchFault, Plugin
     from sandbox.document.diagnostic import Diagnostic
     from sandbox.document.read import Document, Format
 
@@ -129,11 +123,10 @@ class VaiContract(Contract):
 
         return binding
 
-    @property
-    def package_rules(self) -> PackageRules:
-        from runner.contracts.vai.package import lint
+    def lint(self, document: Document, plugin: Plugin) -> tuple[Diagnostic, ...]:
+        from runner.contracts.vai.package.lint import lint
 
-        return lint
+        return lint(document, plugin)
 
 
 CONTRACT = VaiContract()

@@ -20,7 +20,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from runner.contracts.contract import BoundExport
+from runner.contracts.bindings import BoundExport
 from runner.contracts.vai.declared import PLURAL, DeclaredExport, Permissions, declared_by
 from runner.manifest.table import Table
 from runner.plugin import Plugin

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 
-from runner.contracts.contract import LaunchFault
-from runner.contracts.vai.declared import Declared, DeclaredExport, declared_by, exports_of
+from runner.contracts.vai.declared import Declared, DeclaredExport, declared_by, details_of
 from runner.contracts.vai.terms import SCRATCH, SECRETS
-from runner.plugin import Plugin
+from runner.plugin import LaunchFault, Plugin
 from sandbox.document.diagnostic import Diagnostic, did_you_mean, quoted
 from sandbox.spec import EnvRequest, KeyPath, MemoryFile, Network, SandboxSpec, Scratch
 from sandbox.speed.typed import TYPE_CHECKING, Mapping
@@ -78,7 +77,7 @@ def _unchosen(plugin: Plugin) -> Plugin:
     declared = declared_by(plugin)._replace(chosen="", effective=None, inactive="")
     return plugin._replace(
         spec=SandboxSpec(network=Network("none", where=("exports",))),
-        exports=exports_of(declared),
+        details=details_of(declared),
         timeouts=tuple(pair for pair in plugin.timeouts if pair[0] != "call"),
         root_parts=tuple(part for part in plugin.root_parts if part != ASSETS),
     )
@@ -124,7 +123,7 @@ def with_cage(
     inactive = "" if binding is None else binding.inactive
     return plugin._replace(
         spec=_spec(narrowed, place, hosts, options),
-        exports=exports_of(declared._replace(chosen=export.id, effective=narrowed, inactive=inactive)),
+        details=details_of(declared._replace(chosen=export.id, effective=narrowed, inactive=inactive)),
         timeouts=(*plugin.timeouts, ("call", narrowed.timeout)),
         root_parts=tuple(dict.fromkeys(parts)),
     )

@@ -1,16 +1,9 @@
-"""What a manifest declares about its exports, stored in the exports of the Plugin. Only this module writes
-and reads them.
-
-An export of a Plugin is a kind and a tuple of strings, so the cache of manifests needs no code of this
-contract.
-"""
+"""What a manifest declares about its exports: the details of the Plugin."""
 
 from __future__ import annotations
 
-import json
-
 from runner.plugin import Plugin
-from sandbox.speed.typed import Any, Literal
+from sandbox.speed.typed import Any, Literal, Mapping
 from sandbox.speed.value import NamedTuple
 
 Kind = Literal["harness", "tool", "hook", "compactor"]
@@ -19,12 +12,6 @@ EffectClass = Literal["read_only", "idempotent_write", "non_idempotent_write", "
 
 KINDS: tuple[Kind, ...] = ("tool", "hook", "compactor", "harness")
 
-_EXPORT = "export."
-_CHOSEN = "chosen"
-_EFFECTIVE = "effective"
-_INACTIVE = "inactive"
-_OS = "os"
-_ARCH = "arch"
 PLURAL = {"tool": "tools", "hook": "hooks", "compactor": "compactors", "harness": "harnesses"}
 
 
@@ -74,42 +61,24 @@ class Declared(NamedTuple):
 
 
 def exports_of(declared: Declared) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    return (
-        *((PLURAL[kind], tuple(e.id for e in declared.exports if e.kind == kind)) for kind in KINDS),
-        *((_EXPORT + export.id, (_encode(export),)) for export in declared.exports),
-        (_CHOSEN, (declared.chosen,)),
-        (_EFFECTIVE, () if declared.effective is None else (_encode(declared.effective),)),
-        (_INACTIVE, (declared.inactive,)),
-        (_OS, declared.os),
-        (_ARCH, declared.arch),
-    )
+    """What `runner tools` lists."""
+    return tuple((PLURAL[kind], tuple(e.id for e in declared.exports if e.kind == kind)) for kind in KINDS)
+
+
+def details_of(declared: Declared) -> Mapping[str, Any]:
+    effective = None if declared.effective is None else _plain(declared.effective)
+    return {**declared._asdict(), "exports": tuple(map(_plain, declared.exports)), "effective": effective}
 
 
 def declared_by(plugin: Plugin) -> Declared:
-    found = dict(plugin.exports)
-    exports = tuple(_decode(row[0]) for kind, row in found.items() if kind.startswith(_EXPORT))
-    narrowed = found.get(_EFFECTIVE, ())
-    return Declared(
-        exports,
-        found.get(_CHOSEN, ("",))[0],
-        _decode(narrowed[0]) if narrowed else None,
-        found.get(_OS, ()),
-        found.get(_ARCH, ()),
-        found.get(_INACTIVE, ("",))[0],
-    )
+    found = {"exports": (), "effective": None, **plugin.details}
+    exports, effective = tuple(map(_export, found["exports"])), found["effective"]
+    return Declared(**{**found, "exports": exports, "effective": effective and _export(effective)})
 
 
-def _encode(export: DeclaredExport) -> str:
-    fields = export._asdict()
-    fields["permissions"] = export.permissions._asdict()
-    return json.dumps(fields)
+def _plain(export: DeclaredExport) -> Mapping[str, Any]:
+    return {**export._asdict(), "permissions": export.permissions._asdict()}
 
 
-def _decode(text: str) -> DeclaredExport:
-    fields: dict[str, Any] = json.loads(text)
-    fields["permissions"] = Permissions(**_with_tuples(fields["permissions"]))
-    return DeclaredExport(**_with_tuples(fields))
-
-
-def _with_tuples(fields: dict[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
+def _export(fields: Mapping[str, Any]) -> DeclaredExport:
+    return DeclaredExport(**{**fields, "permissions": Permissions(**fields["permissions"])})

@@ -16,6 +16,7 @@ from runner.contracts.vai.declared import (
     ExecutionClass,
     Kind,
     Permissions,
+    details_of,
     exports_of,
 )
 from runner.contracts.vai.terms import HELLO_SECONDS, PACKAGE, SHUTDOWN_SECONDS
@@ -213,6 +214,7 @@ def read(document: Document, *, options: Mapping[str, str]) -> tuple[Plugin | No
         entrypoint=entrypoint,
         spec=SandboxSpec(),  # by its cage
         exports=exports_of(declared),
+        details=details_of(declared),
         timeouts=(("handshake", HELLO_SECONDS), ("shutdown", SHUTDOWN_SECONDS)),
         root_inside=PACKAGE,
         root_parts=package_parts(entrypoint.command, os.path.basename(document.path)),

@@ -1,4 +1,4 @@
-"""The members of PreparedCalls (runner/contracts/contract.py)."""
+"""The members of PreparedCalls (runner/contracts/prepared_calls.py)."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import trio
 
-from runner.contracts.contract import BoundExport
+from runner.contracts.bindings import BoundExport
 from runner.contracts.registry import find_contract
 from runner.ledger.ledger import Ledger
 from runner.protocol import wire

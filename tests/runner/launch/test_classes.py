@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -29,6 +29,7 @@ from sandbox.spec import Access, Denial, Grant, Note, Project
 # What modules import for type checkers only.
 NAMES: dict[str, Any] = {
     "Access": Access,
+    "Mapping": Mapping,
     **{
         each.__name__: each
         for each in (

@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from runner.contracts.contract import Prepared, PreparedCalls
+from runner.contracts.prepared_calls import Prepared, PreparedCalls
 from runner.exceptions import PluginError, PluginFailure
 from runner.launch.stages import Invocation
 from runner.outcome import Outcome

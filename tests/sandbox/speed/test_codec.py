@@ -41,12 +41,13 @@ values = st.recursive(
         | st.dictionaries(st.text(), inner)
         | st.builds(Tree, st.text(), st.lists(inner).map(tuple))
         | st.frozensets(st.text())
+        | st.lists(inner)
     ),
 )
 
 
 def types(value: object) -> object:
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return type(value), [types(each) for each in value]
     if isinstance(value, dict):
         return {key: types(each) for key, each in value.items()}
@@ -67,7 +68,7 @@ def test_the_encoding_is_ascii_json() -> None:
     assert codec.decode(codec.encode(math.inf), ()) == math.inf
 
 
-@pytest.mark.parametrize("value", [{1: 2}, [1], {1, 2}, object(), bytearray(b"x"), Leaf(1, [])])  # type: ignore[arg-type]
+@pytest.mark.parametrize("value", [{1: 2}, [{1}], {1, 2}, object(), bytearray(b"x"), Leaf(1, [{1: 2}])])  # type: ignore[arg-type]
 def test_values_that_could_not_be_decoded_are_not_encoded(value: object) -> None:
     with pytest.raises(TypeError):
         codec.encode(value)

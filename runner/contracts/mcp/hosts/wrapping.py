@@ -14,8 +14,8 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from runner.contracts.configurations import PLUGIN_PREFIX, WRAP_FORMAT
 from runner.contracts.mcp.hosts.host import HostServer
-from runner.plugin import PLUGIN_PREFIX, WRAP_FORMAT
 from sandbox.cache import fingerprint
 from sandbox.policy.policy import steers
 from sandbox.speed.value import NamedTuple

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from runner.contracts.configurations import PLUGIN_PREFIX
 from runner.contracts.mcp.hosts.entries import servers_of
 from runner.contracts.mcp.hosts.find import MOST_BYTES, MOST_VALUES
 from runner.contracts.mcp.hosts.host import HostServer
@@ -17,7 +18,6 @@ from runner.contracts.mcp.hosts.wrapping import (
 )
 from runner.contracts.mcp.wrap.configuration import Configuration, table_names, value_at
 from runner.contracts.mcp.wrap.steps import ENV_FILE, Step
-from runner.plugin import PLUGIN_PREFIX
 from sandbox.document.edit.change import (
     Change,
     DeleteKey,

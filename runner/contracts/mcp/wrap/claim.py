@@ -12,7 +12,7 @@ import shutil
 import time
 from collections.abc import Mapping
 
-from runner.contracts.contract import EntryFound, WrappedEntry
+from runner.contracts.configurations import PLUGIN_PREFIX, EntryFound, WrappedEntry
 from runner.contracts.mcp.hosts.expand import expand_home, with_folders
 from runner.contracts.mcp.hosts.find import MOST_BYTES, known_files
 from runner.contracts.mcp.hosts.host import HostServer
@@ -26,7 +26,6 @@ from runner.contracts.mcp.hosts.wrapping import (
     run_name,
 )
 from runner.contracts.mcp.wrap.configuration import Configuration, configuration, table_names, value_at
-from runner.plugin import PLUGIN_PREFIX
 from sandbox import look
 from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.document.read import read_bounded

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from shutil import which
 from typing import Literal
 
+from runner.contracts.configurations import PLUGIN_PREFIX
 from runner.contracts.mcp.hosts.host import HostServer
 from runner.contracts.mcp.hosts.wrapping import (
     NO_FILE,
@@ -31,7 +32,6 @@ from runner.contracts.mcp.wrap.program import is_this_runner
 from runner.contracts.mcp.wrap.redact import shown_line
 from runner.install.request import Request, UnusableSpec
 from runner.install.store import StoreRefused
-from runner.plugin import PLUGIN_PREFIX
 from sandbox.document.diagnostic import cut, printable, quoted
 from sandbox.spec import is_variable_name
 from sandbox.speed.value import NamedTuple

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from runner.contracts.contract import Prepared
+from runner.contracts.prepared_calls import Prepared
 from runner.contracts.vai import binding as bindings
 from runner.contracts.vai.binding import Binding, narrow_export, read_binding
 from runner.contracts.vai.call.context import (

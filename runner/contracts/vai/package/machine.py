@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 
-from runner.contracts.contract import LaunchFault
 from runner.contracts.vai.declared import Declared, declared_by
-from runner.plugin import Plugin
+from runner.plugin import LaunchFault, Plugin
 from sandbox import look
 from sandbox.document.diagnostic import quoted
 from sandbox.paths.mounts import contains

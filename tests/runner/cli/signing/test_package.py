@@ -7,7 +7,6 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -102,8 +101,7 @@ def test_a_warning_does_not(author: Author) -> None:
 
 def test_the_contract_is_asked_too(author: Author, monkeypatch: pytest.MonkeyPatch) -> None:
     found = Diagnostic("rterm-plugin.json", 1, 1, "unwise", "this is unwise", "think again", "warning")
-    rules = SimpleNamespace(lint=lambda document, plugin: (found,))
-    monkeypatch.setattr(type(find_contract("rune")), "package_rules", rules)
+    monkeypatch.setattr(type(find_contract("rune")), "lint", lambda self, document, plugin: (found,))
     status, said = author.lint()
     assert status == 0 and "warning: unwise: this is unwise" in said
 

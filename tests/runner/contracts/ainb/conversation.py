@@ -41,6 +41,7 @@ def plugin(declared: Declared = DECLARED, **more: Any) -> Plugin:
         entrypoint=None,
         spec=SandboxSpec(),
         exports=exports_of(declared),
+        details=declared._asdict(),
         capabilities=declared.granted,
     )
     return made._replace(**more)

@@ -398,8 +398,8 @@ def test_output_that_is_none_fails_that_call_only(result: Any) -> None:
     ],
 )
 def test_the_output_of_a_tool_as_a_commands(value: Any, output: CommandOutput) -> None:
-    assert CONTRACT.commands.output(TOOL, value) == output
-    assert CONTRACT.commands.output(RENDER, value) is None
+    assert CONTRACT.command_output(TOOL, value) == output
+    assert CONTRACT.command_output(RENDER, value) is None
 
 
 def test_an_error_of_the_plugin_is_a_refusal() -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runner.contracts.kaged.declared import Declared, DeclaredTool, exports_of
+from runner.contracts.kaged.declared import Declared, DeclaredTool, details_of, exports_of
 from runner.contracts.kaged.dialect import KagedDialect
 from runner.plugin import Plugin
 from runner.protocol.dialect import Event, Ready, Send, Setting
@@ -57,6 +57,7 @@ def plugin(declared: Declared = DECLARED, **more: Any) -> Plugin:
         entrypoint=None,
         spec=SandboxSpec(),
         exports=exports_of(declared),
+        details=details_of(declared),
         capabilities=("kaged:storage:read", "net:[]"),
         timeouts=(("handshake", 10.0), ("call", 60.0), ("hook", 7.0), ("shutdown", 4.0)),
         lifecycle=(("health_interval", 30.0), ("health_answer", 5.0)),

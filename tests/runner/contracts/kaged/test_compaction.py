@@ -18,7 +18,7 @@ from runner.contracts.kaged.compaction import (
     TwoCompactors,
     compact,
 )
-from runner.contracts.kaged.declared import Declared, exports_of
+from runner.contracts.kaged.declared import Declared, details_of
 from runner.plugin import Plugin
 from sandbox.spec import SandboxSpec
 
@@ -69,7 +69,7 @@ class FakePlugin:
             root=f"/{name}",
             entrypoint=None,
             spec=SandboxSpec(),
-            exports=exports_of(Declared(hooks=tuple(hooks), roles=tuple(roles))),
+            details=details_of(Declared(hooks=tuple(hooks), roles=tuple(roles))),
             timeouts=(("hook", seconds),),
         )
         self.substituted = ""

@@ -601,7 +601,7 @@ def test_arguments_that_do_not_fit_come_back_with_details() -> None:
 
 
 def test_a_plugin_that_declares_nothing_has_nothing_to_call() -> None:
-    bare = DEMO._replace(exports=())
+    bare = DEMO._replace(exports=(), details={})
     conversation = dialect(bare)
     conversation.opening()
     hear(conversation, answer(1, who("demo")))

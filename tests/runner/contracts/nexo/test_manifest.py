@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from runner.contracts import nexo
-from runner.contracts.nexo import manifest, rules, tables
+from runner.contracts.nexo import exports, manifest, rules, tables
 from runner.manifest.semver import admits, is_version
 from runner.plugin import Entrypoint, Plugin
 from sandbox.document import model
@@ -751,8 +751,10 @@ def test_every_table_and_key_of_the_schema_is_accepted_without_a_word() -> None:
         "extends.tools": ("demo_click",),
         "broker.subscribe": ("plugin.outbound.demo", "plugin.outbound.demo.>"),
         "broker.publish": ("plugin.inbound.demo", "plugin.inbound.demo.>"),
-        "config_schema": ("array", '{"type": "object"}'),
-        "tools.outbound.demo_a": ("outbound_tool.invoke", "1000", "does a", '{"type": "object"}'),
+    }
+    assert exports.configuration_of(found) == (True, '{"type": "object"}')
+    assert exports.outbound_tools_of(found) == {
+        "demo_a": ("outbound_tool.invoke", 1.0, "does a", '{"type": "object"}')
     }
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from runner.contracts.vai.declared import Declared, DeclaredExport, exports_of
+from runner.contracts.vai.declared import Declared, DeclaredExport, details_of, exports_of
 from runner.contracts.vai.dialect import VaiDialect
 from runner.contracts.vai.terms import PROTOCOL
 from runner.plugin import Plugin
@@ -33,6 +33,7 @@ DEVKIT = Plugin(
     entrypoint=None,
     spec=SandboxSpec(),
     exports=exports_of(DECLARED),
+    details=details_of(DECLARED),
 )
 WHO = {"package_id": "acme/devkit", "version": "0.1.0"}
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from runner.contracts.contract import Prepared
+from runner.contracts.prepared_calls import Prepared
 from runner.contracts.vai.call.prepare import prepare
-from runner.contracts.vai.declared import Declared, DeclaredExport, Permissions, exports_of
+from runner.contracts.vai.declared import Declared, DeclaredExport, Permissions, details_of, exports_of
 from runner.plugin import Entrypoint, Plugin
 from runner.protocol.dialect import Call, CallRefused
 from sandbox.spec import SandboxSpec
@@ -104,7 +104,8 @@ def make_package(root: Path, exports: tuple[DeclaredExport, ...] = EXPORTS) -> P
         str(root),
         Entrypoint("./bin/plugin", (), str(root)),
         SandboxSpec(),
-        exports_of(Declared(exports)),
+        exports=exports_of(Declared(exports)),
+        details=details_of(Declared(exports)),
     )
 
 

@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 
 from runner.contracts.vai import manifest
-from runner.contracts.vai.declared import Declared, DeclaredExport, Permissions, declared_by, exports_of
+from runner.contracts.vai.declared import Declared, DeclaredExport, Permissions, declared_by, details_of
 from runner.contracts.vai.package import files, machine
 from runner.contracts.vai.terms import PACKAGE
 from runner.manifest.load import load, load_all
@@ -236,7 +236,7 @@ def test_the_manifest_that_its_authors_show() -> None:
         target_context="coding",
         supports_pinned_items=True,
     )
-    names = {kind: rows for kind, rows in found.exports if not kind.startswith("export.")}
+    names = dict(found.exports)
     assert names["tools"] == ("jira_search",) and names["harnesses"] == ("triage",)
     assert names["hooks"] == ("slack_notify",) and names["compactors"] == ("coder_window",)
 
@@ -271,11 +271,11 @@ def test_defaults_of_each_kind(kind: str, execution_class: str, timeout: float) 
 
 
 def test_what_is_declared_survives_the_plugin() -> None:
-    """The cache keeps a Plugin as text, and nothing of this contract reads it back."""
+    """The cache keeps a Plugin as plain values, and nothing of this contract reads it back."""
     declared = declared_by(plugin(SHOWN))
     narrowed = declared.exports[0]._replace(timeout=1.0, permissions=Permissions(slots=("a",)))
     whole = Declared(declared.exports, "triage", narrowed, ("linux",), ("arm64",))
-    assert declared_by(plugin(SHOWN)._replace(exports=exports_of(whole))) == whole
+    assert declared_by(plugin(SHOWN)._replace(details=details_of(whole))) == whole
 
 
 # --- what is refused ----------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from runner.contracts.vai.declared import (
     DeclaredExport,
     EffectClass,
     Permissions,
-    exports_of,
+    details_of,
 )
 from runner.contracts.vai.outcome import (
     ATTEMPTS,
@@ -241,9 +241,9 @@ def test_work_that_may_have_been_done(export: DeclaredExport, end: CallEnd, expe
 
 
 def package(*exports: DeclaredExport, chosen: str = "") -> Plugin:
-    listed = exports_of(Declared(exports, chosen))
-    spec = SandboxSpec(enabled=True)
-    return Plugin("acme/devkit", "0.1.0", "vai", "Devkit", "", "/p/vai-plugin.toml", "/p", None, spec, listed)
+    details = details_of(Declared(exports, chosen))
+    plugin = "acme/devkit", "0.1.0", "vai", "Devkit", "", "/p/vai-plugin.toml", "/p", None
+    return Plugin(*plugin, SandboxSpec(enabled=True), details=details)
 
 
 def recorded(export: DeclaredExport, end: CallEnd, **context: Any) -> dict[str, Any]:

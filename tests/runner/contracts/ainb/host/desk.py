@@ -36,6 +36,7 @@ def make_plugin(name: str, declared: Declared) -> Plugin:
         entrypoint=None,
         spec=SandboxSpec(),
         exports=exports_of(declared),
+        details=declared._asdict(),
         capabilities=declared.granted,
     )
 

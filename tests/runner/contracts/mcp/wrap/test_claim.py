@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.contracts.contract import WrappedEntry
+from runner.contracts.configurations import WrappedEntry
 from runner.contracts.mcp.wrap import claim
 
 

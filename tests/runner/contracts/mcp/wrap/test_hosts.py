@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from runner.contracts.configurations import PLUGIN_PREFIX
 from runner.contracts.mcp.hosts.wrapping import plugin_env, plugin_env_file, record_of, split_wrapped
 from runner.contracts.mcp.wrap.changes import apply_steps
 from runner.contracts.mcp.wrap.configuration import Configuration, configuration
 from runner.contracts.mcp.wrap.diff import diff
 from runner.contracts.mcp.wrap.steps import Step, is_safe, plugin_words, undo_step, wrap_step
-from runner.plugin import PLUGIN_PREFIX
 from tests.tables import one_case
 
 CONFIGS = Path(__file__).parent / "configs"
