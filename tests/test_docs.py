@@ -146,7 +146,7 @@ ROOMS = {
     "observer": ("sandbox/cell/observer.py", "sandbox/spawn/"),
     "gateway": (
         *("runner/gateway/", "runner/cli/serving/", "runner/contracts/mcp/"),
-        "runner/contracts/contract.py",  # what people should know about an entry that starts one
+        "runner/contracts/configurations.py",  # what people should know about an entry that starts one
         "runner/protocol/host_services.py",  # `Services.gateway`, which programs use
     ),
     "question": (

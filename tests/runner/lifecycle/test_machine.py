@@ -619,8 +619,8 @@ def test_ainb_an_eager_plugin_comes_back_by_itself() -> None:
 def test_ainb_reaps_only_plugins_that_miss_nothing(
     reap: float | str, subscribes: tuple[str, ...], latest: tuple[str, ...], idle: float
 ) -> None:
-    exports = (("subscribes", subscribes), ("latest_state", latest))
-    plugin = plugin_of("ainb", AINB | {"idle_reap": reap}, exports=exports)
+    details = {"subscribes": subscribes, "latest_state": latest}
+    plugin = plugin_of("ainb", AINB | {"idle_reap": reap}, details=details)
     assert find_contract("ainb").supervision(plugin).idle == idle
 
 
