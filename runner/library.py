@@ -108,6 +108,7 @@ class OpenArguments(TypedDict, total=False):
     limits: Mapping[str, str | float] | None
     options: Mapping[str, str] | None
     environ: Mapping[str, str] | None
+    staged: bool
 
 
 class RunArguments(OpenArguments, total=False):
@@ -406,6 +407,7 @@ async def open_plugin(
     limits: Mapping[str, str | float] | None = None,
     options: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
+    staged: bool = False,
     parked: int = 0,
 ) -> AsyncIterator[OpenPlugin]:
     """Launch a plugin in its cage and wait until it is ready. It ends with the context.
@@ -416,8 +418,9 @@ async def open_plugin(
     reported. `server`: which server of a configuration that lists several. `env`: variables for the plugin.
     `limits`: as on the command line, {"memory": "256M"}. `options`: the contract's own, by name without the
     dashes; for an option that names a file, give the text of the file. `environ`: the operator's environment,
-    if it is not this process's. `parked`: how many cages are made ahead of calls, where each call has a
-    process of its own; no effect otherwise.
+    if it is not this process's. `staged`: keep what it writes to folders of the host apart; the report names
+    the changes of each session or call, for `runner diff` and `runner apply`. `parked`: how many cages are
+    made ahead of calls, where each call has a process of its own; no effect otherwise.
 
     Raises PluginFailure; NotOnTrio outside of trio.run; ValueError if one of the arguments is wrong.
     """
@@ -435,6 +438,7 @@ async def open_plugin(
         env=env,
         limits=limits,
         options=options,
+        staged=staged,
     )
     settings = _SessionSettings(
         await trio.to_thread.run_sync(make_invocation, path, given),
@@ -495,7 +499,9 @@ def make_invocation(path: Path, given: OpenArguments) -> Invocation:
         state_dir=None if state_dir is None else os.fspath(state_dir),
         args=tuple(given.get("args", ())),
         overrides=Overrides(
-            env=_check_env(given.get("env") or {}), limits=_check_limits(given.get("limits") or {})
+            env=_check_env(given.get("env") or {}),
+            limits=_check_limits(given.get("limits") or {}),
+            staged=given.get("staged", False),
         ),
         options=_check_options({} if options is None else options),
         text=path.text if isinstance(path, HeldManifest) else None,

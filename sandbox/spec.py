@@ -148,6 +148,7 @@ class SandboxSpec(NamedTuple):
     memory_files: tuple[MemoryFile, ...] = ()
     # A name below the plugin's HOME that leads to the state directory, if it is granted.
     state_link: str = ""
+    staged: bool = False  # what it writes to folders of the host is kept apart until a person takes it
     # A folder with its program that it may change, if the whole state directory is granted: what it changes
     # is kept beside that, and the folder stays as it is.
     overlaid: str = ""
@@ -159,6 +160,7 @@ class Overrides(NamedTuple):
     env: tuple[tuple[str, str], ...] = ()
     pass_env: tuple[str, ...] = ()
     limits: Limits = Limits()
+    staged: bool = False
 
 
 class Approval(NamedTuple):
@@ -172,6 +174,7 @@ class Approval(NamedTuple):
     steering: tuple[str, ...] = ()  # names of variables that decide which code runs, passed on or set
     seccomp: SeccompProfile = "strict"
     project: ProjectAccess = "none"
+    staged: bool = False  # only if what it writes is staged
 
     @property
     def is_empty(self) -> bool:
@@ -195,8 +198,8 @@ class Note(NamedTuple):
     """A fact about a launch that a person should know, although nothing was refused."""
 
     # Stable id: unsandboxed, network_host, network_open, outside, missing, program, owner, project, network,
-    # withheld, wrapped, dropped, approval, limits, state, link, overlay, guarded, obeyed (of a session, after
-    # its end).
+    # withheld, wrapped, dropped, approval, limits, state, link, overlay, guarded, staged, obeyed (of a
+    # session, after its end).
     rule: str
     message: str
     hint: str = ""
@@ -205,7 +208,7 @@ class Note(NamedTuple):
     def urgent(self) -> bool:
         """Whether it is shown even if nothing failed."""
         urgent = ("unsandboxed", "network_host", "network_open", "outside", "project", "withheld")
-        return self.rule in (*urgent, "wrapped", "dropped", "approval", "limits", "state", "link")
+        return self.rule in (*urgent, "wrapped", "dropped", "approval", "limits", "state", "link", "staged")
 
 
 class Project(NamedTuple):
@@ -245,6 +248,7 @@ class Grant(NamedTuple):
     denials: tuple[Denial, ...]
     scratch: Scratch | None = None
     memory_files: tuple[MemoryFile, ...] = ()
+    staged: bool = False
 
     @property
     def scratch_bytes(self) -> int | None:

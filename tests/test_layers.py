@@ -59,6 +59,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.streams.*",),
     ("sandbox.limits.*",),
     ("sandbox.plan.*",),
+    ("sandbox.staged.*",),
     ("sandbox.policy.*",),
     ("sandbox.identity.*",),
     ("sandbox.paths.*", "sandbox.document.*", "sandbox.gate.*"),

@@ -382,6 +382,7 @@ class OpenArguments(TypedDict, total=False):
     limits: Mapping[str, str | float] | None
     options: Mapping[str, str] | None
     environ: Mapping[str, str] | None
+    staged: bool
 
 
 class RunArguments(OpenArguments, total=False):
@@ -409,6 +410,7 @@ async def open_plugin(
     limits: Mapping[str, str | float] | None = None,
     options: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
+    staged: bool = False,
     parked: int = 0,
 ) -> AsyncIterator[OpenPlugin]:
     """Launch a plugin in its cage and wait until it is ready. It ends with the context. Takes and raises what
@@ -429,6 +431,7 @@ async def open_plugin(
         limits=limits,
         options=options,
         environ=environ,
+        staged=staged,
         parked=parked,
     )
     async with here.enter(opening) as opened:

@@ -222,7 +222,8 @@ def _record(data: object) -> ApprovalRecord:
 
 
 def _approval(data: object, name: str) -> Approval:
-    values = _object(data, Approval._fields, name)
+    # Earlier versions did not know the last.
+    values = _object({"staged": False, **data} if isinstance(data, dict) else data, Approval._fields, name)
     return Approval(
         read=_texts(values["read"], f"{name}.read", _path_fault),
         write=_texts(values["write"], f"{name}.write", _path_fault),
@@ -232,7 +233,14 @@ def _approval(data: object, name: str) -> Approval:
         steering=_texts(values["steering"], f"{name}.steering", _name_fault),
         seccomp=_word(values["seccomp"], SECCOMP_ORDER, f"{name}.seccomp"),
         project=_word(values["project"], ("none", "read"), f"{name}.project"),
+        staged=_flag(values["staged"], f"{name}.staged"),
     )
+
+
+def _flag(value: object, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is neither true nor false")
+    return value
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

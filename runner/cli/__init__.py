@@ -52,6 +52,12 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
         "allow": "show what a plugin asks for, and allow it once and for all",
         "learn": "run a plugin in its cage, say what it missed there, and propose what to allow",
     },
+    "take": {
+        "changes": "list the changes of runs with staged writes that wait for you",
+        "diff": "show what such a run changed",
+        "apply": "take such changes over into your folders",
+        "discard": "throw such changes away",
+    },
     "write": {
         "new": "write a small plugin to start from",
         "schema": "print the JSON Schema of a contract's manifest or of a policy, for editors",
@@ -78,6 +84,7 @@ _FOLDERS = {
     "learn": "learning",
     "package": "signing",
     "keygen": "signing",
+    **dict.fromkeys(("changes", "diff", "apply", "discard"), "staging"),
     **dict.fromkeys(("serve", "gateway", "worker", "ps", "logs", "ctl", "binding"), "serving"),
 }
 

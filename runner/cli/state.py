@@ -7,9 +7,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TypedDict
 
+from runner.cli.shared.measure import measured
 from runner.cli.shared.text import day, say
 from runner.manifest.load import find, load_all
 from runner.outcome import EXIT, USAGE_ERROR
@@ -17,7 +18,6 @@ from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.identity.all_states import State, StateInUse, StateNotRemoved, list_states, remove_state
 from sandbox.identity.host_side import host_side
 from sandbox.identity.state import last_used
-from sandbox.limits.disk_usage import Size, size
 from sandbox.units import format_size
 
 NAME = "state"
@@ -27,7 +27,6 @@ MIXES_ARGUMENTS = True  # options may stand between the action and the names
 SCHEMA = "runner.state.v1"
 
 _NOT_REMOVED = 1
-_MOST_COUNTED = 1 << 50  # bytes: no state is that large
 _COUNTING_SECONDS = 1.0  # for one state
 
 
@@ -173,39 +172,12 @@ def _measured(state: State) -> _Measured:
     """The size of a state, with what is kept beside it, and when it was last used. A plugin may have made any
     number of files, so the count ends after a while."""
     until = time.monotonic() + _COUNTING_SECONDS
-    found = _counted(state.path, until)
+    found = measured(state.path, until)
     if found is None:
         return {"bytes": None, "complete": False, "used": None}
-    beside = _counted(host_side(state.path), until) or (0, not os.path.lexists(host_side(state.path)))
+    beside = measured(host_side(state.path), until) or (0, not os.path.lexists(host_side(state.path)))
     used = last_used(state.path) or None
     return {"bytes": found[0] + beside[0], "complete": found[1] and beside[1], "used": used}
-
-
-def _counted(path: str, until: float) -> tuple[int, bool] | None:
-    """The bytes in a folder, and whether that is all of them; None if it cannot be counted."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    count = _Counting(size(fd, _MOST_COUNTED))
-    try:
-        for _ in count:
-            if time.monotonic() > until:
-                break
-    finally:
-        os.close(fd)
-    return None if count.result is None else (count.result.used, not count.result.fault)
-
-
-class _Counting:
-    """Steps of a measurement, and its result if it came to its end."""
-
-    def __init__(self, steps: Generator[None, None, Size]) -> None:
-        self._steps = steps
-        self.result: Size | None = None
-
-    def __iter__(self) -> Iterator[None]:
-        self.result = yield from self._steps
 
 
 def _columns(bytes: int | None, complete: bool, used: float | None) -> tuple[str, str]:  # noqa: A002

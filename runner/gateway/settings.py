@@ -52,7 +52,7 @@ class GatewaySettings(NamedTuple):
     remotes: tuple[RemoteSettings, ...] = ()
     trust_first: bool = True
     folders: Mapping[str, str] = {}  # the path that a plugin's name is for
-    limits: Mapping[str, Mapping[str, Any]] = {}  # by the plugin's name
+    plugins: Mapping[str, Mapping[str, Any]] = {}  # by name: fields of runner.lifecycle.Spec
 
     def client(self, name: str) -> ClientSettings:
         return self.clients.get(name) or self.clients.get(DEFAULT_CLIENT) or ClientSettings()

@@ -15,6 +15,7 @@
     [plugins.notes]                         # on stdio
     folder = "/home/me/plugins/notes"       # whose name that is, if several plugins ask for it
     limits = { call = "30s" }               # as --limit of `runner call`
+    staged = true                           # what it writes waits: runner diff, runner apply
 
     [remotes.tracker]                       # a server on streamable HTTP, as one more plugin
     url = "https://mcp.example.com/mcp"
@@ -115,6 +116,7 @@ class _ClientTable(OperatorTable):
 class _PluginTable(OperatorTable):
     folder: Annotated[Text, AfterValidator(_folder)] | None = None
     limits: Annotated[dict[str, Any], AfterValidator(_limits)] = Field(default_factory=dict)
+    staged: bool = False
 
 
 class _RemoteTable(OperatorTable):
@@ -147,7 +149,7 @@ def read_settings(path: str) -> GatewaySettings:
         tuple(RemoteSettings(name, **dict(each)) for name, each in file.remotes.items()),
         file.trust_first,
         {name: each.folder for name, each in file.plugins.items() if each.folder is not None},
-        {name: each.limits for name, each in file.plugins.items()},
+        {name: {"limits": each.limits, "staged": each.staged} for name, each in file.plugins.items()},
     )
 
 

@@ -181,7 +181,7 @@ class StdioGateway:
             services=self._services,
             names=str(tools_folder(self._environ).parent / _NAMES),
             folders=self._options.settings.folders,
-            limits=self._options.settings.limits,
+            given=self._options.settings.plugins,
         )
 
     def _plugin(self, name: str) -> Plugin | None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from sandbox.paths.guarded import Names
     from sandbox.plan.owners import Decision
     from sandbox.plan.plan import Guard, LaunchPlan, OpenPlan
+    from sandbox.staged.store import Changeset, OpenChangeset
 
 
 class Acquired(NamedTuple):
@@ -46,6 +47,7 @@ class Acquired(NamedTuple):
     oom_around: OuterOomCounter | None = None
     disk: DiskMeter | None = None  # of the folders it may write, measured before it starts
     search: FolderSearch | None = None  # of the folders it may write, made after its end
+    staged: OpenChangeset | None = None  # what it writes, if that is staged
 
 
 @contextmanager
@@ -66,8 +68,12 @@ def _acquire(planned: Planned, environ: Mapping[str, str], sources: Sources, sta
         owners = _confirm_owners(owners, planned, held.opened, owner.uid)
     opened = _open_state(planned, held, owners, stack)
     _require_same_state(owner, opened.plan)
+    staged = None
     if opened.plan.overlays:
-        opened = _open_overlays(opened, owner, planned, owners, stack)
+        if opened.plan.overlays != opened.plan.staged:
+            opened = _open_overlays(opened, owner, planned, owners, stack)
+        if opened.plan.staged:
+            opened, staged = _open_staged(opened, owner, planned, environ, stack)
     if provision.state_dir is not None and (owners is None or not owners.maps_state):
         _require_reachable(provision.state_dir, owner)
     disk = search = None
@@ -85,7 +91,7 @@ def _acquire(planned: Planned, environ: Mapping[str, str], sources: Sources, sta
         plan=opened.plan, layers=with_owner(planned.layers, owner.uid, identity), limits=limits
     )
     oom_around = None if own_count else OuterOomCounter(held.own_groups)
-    return Acquired(completed, opened, owner, cgroup, oom_around, disk, search)
+    return Acquired(completed, opened, owner, cgroup, oom_around, disk, search, staged)
 
 
 def _require_same_user(planned: Planned) -> None:
@@ -211,7 +217,9 @@ def _open_overlays(
     assert planned.provision.state_dir is not None
     held = {}
     try:
-        for dest, folder in opened.plan.overlays:
+        for dest, folder, staged_for in opened.plan.overlays:
+            if staged_for is not None:
+                continue
             name = os.path.basename(folder)
             opening = open_overlay(planned.provision.state_dir, name, owner.uid, owner.gid)
             held[dest] = stack.enter_context(opening)
@@ -221,14 +229,53 @@ def _open_overlays(
         why = f"what it would change cannot be kept: {error.strerror}"
         return opened._replace(plan=opened.plan.without_overlays(why))
     notes = []
-    for dest, folder in opened.plan.overlays:
-        if others := held[dest].others:
+    for dest, folder, _ in opened.plan.overlays:
+        if dest in held and (others := held[dest].others):
             places = ", ".join(os.path.join(os.path.dirname(folder), each) for each in others)
             message = (
                 f"what it changed in another version of its package is kept, and not shown to it: {places}"
             )
             notes.append(Note("overlay", message, "take out of it what you need, and remove it"))
     return opened._replace(plan=opened.plan._replace(notes=(*opened.plan.notes, *notes)), overlays=held)
+
+
+def _open_staged(
+    opened: OpenPlan, owner: Owner, planned: Planned, environ: Mapping[str, str], stack: ExitStack
+) -> tuple[OpenPlan, OpenChangeset]:
+    """Make the changeset that takes what the plugin writes, and name those that wait. Raises
+    LayerUnavailable."""
+    from runner.launch.command import environ_of_places
+    from sandbox.staged.store import StagedFolder, StagingRefused, list_changesets, open_changeset
+
+    plan, places = opened.plan, environ_of_places(planned.plugin, environ)
+    reals = {op.dest: op.real for op in plan.operations if isinstance(op, Bind)}
+    folders = []
+    for each in plan.staged:
+        assert each.staged_for is not None
+        status = os.fstat(opened.descriptors[each.dest])
+        folders.append(StagedFolder(reals[each.dest], status.st_dev, status.st_ino, each.staged_for))
+    own = {each.real for each in folders}
+    waiting = [each for each in list_changesets(places) if own.intersection(f.real for f in each.folders)]
+    try:
+        staged = stack.enter_context(
+            open_changeset(places, planned.plugin.name or planned.plugin.id, folders, owner.uid, owner.gid)
+        )
+    except StagingRefused as refused:
+        raise LayerUnavailable("staged", str(refused), refused.hint) from None
+    layers = dict(zip((each.dest for each in plan.staged), staged.layers, strict=True))
+    overlays = [
+        each._replace(changes=layers[each.dest].path) if each.dest in layers else each
+        for each in plan.overlays
+    ]
+    notes = [*plan.notes, *map(_waiting_note, waiting)]
+    plan = plan._replace(overlays=tuple(overlays), notes=tuple(notes))
+    return opened._replace(plan=plan, overlays={**opened.overlays, **layers}), staged
+
+
+def _waiting_note(changeset: Changeset) -> Note:
+    places = ", ".join(each.real for each in changeset.folders)
+    told = f"changes of an earlier run wait for {places}, and this run does not see them"
+    return Note("staged", told, f"runner diff {changeset.id}; then runner apply or runner discard")
 
 
 def _require_same_state(owner: Owner, plan: LaunchPlan) -> None:

@@ -66,7 +66,8 @@ def _decide(loaded: Loaded, environ: Mapping[str, str], record: ApprovalRecord |
     filled = Placeholders(plugin, state, caged=plugin.spec.enabled or not policy.unsandboxed)
     asked = found.with_added(plugin.spec)
     switches = contract.switches(environ)
-    spec = asked._replace(env=tuple(map(filled.request, asked.env)))
+    staged = asked.staged or found.said.staged
+    spec = asked._replace(env=tuple(map(filled.request, asked.env)), staged=staged)
     granted = grant(
         spec,
         policy,

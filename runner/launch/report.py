@@ -32,7 +32,7 @@ from sandbox.plan.plan import missing_note
 from sandbox.policy.load import position as policy_position
 from sandbox.seccomp import filter as seccomp_filter
 from sandbox.spec import APPROVED, Denial, Grant, Note
-from sandbox.speed.typed import TYPE_CHECKING, Any, Iterator
+from sandbox.speed.typed import TYPE_CHECKING, Any, Iterator, Mapping
 
 if TYPE_CHECKING:
     from runner.launch.advice.scene import Scene
@@ -91,6 +91,7 @@ def report(stage: Stage | None, outcome: Outcome, status: int) -> dict[str, Any]
         "inspection": None if inspection is None else inspection.document(),
         "network": _network_document(stage),
         "obeyed": _obeyed_document(started),
+        "staged": _staged_document(started),
         **_observed_document(ended),
         "timings": {} if stage is None else dict(stage.timings),
         "usage": None if end is None else end.exit.usage._asdict(),
@@ -184,6 +185,20 @@ def _obeyed_document(started: Started | None) -> dict[str, Any] | None:
     from sandbox.paths.end_search import findings_document
 
     return findings_document(findings, printable)
+
+
+def _staged_document(started: Started | None) -> dict[str, Any] | None:
+    """The changes that wait for a person. None: its writes are not staged, or it wrote nothing."""
+    if started is None or started.staged is None or not started.staged.is_kept:
+        return None
+    changeset = started.staged.changeset
+    return {"id": changeset.id, "folders": [printable(each.real) for each in changeset.folders]}
+
+
+def staged_note(found: Mapping[str, Any]) -> Note:
+    """The same for people."""
+    told = f"what it wrote to {', '.join(found['folders'])} waits for you"
+    return Note("staged", told, f"runner diff {found['id']}; then runner apply or runner discard")
 
 
 def _observed_document(ended: Ended | None) -> dict[str, Any]:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from sandbox.plan.plan import LaunchPlan
     from sandbox.policy.policy import Policy
     from sandbox.spec import Grant, Note
+    from sandbox.staged.store import OpenChangeset
 
 Timings = tuple[tuple[str, float], ...]  # (phase, seconds), in order
 
@@ -195,6 +196,7 @@ class Started(NamedTuple):
     oom_around: OuterOomCounter | None = None
     timings: Timings = ()
     search: FolderSearch | None = None  # of the folders it may write; None: there are none
+    staged: OpenChangeset | None = None  # what it wrote, if that is staged
 
     @property
     def audit(self) -> AuditLog | None:

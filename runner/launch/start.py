@@ -118,6 +118,7 @@ def start(
             disk,
             acquired.oom_around,
             search=acquired.search,
+            staged=acquired.staged,
         )
 
 

@@ -333,7 +333,7 @@ class SupervisedPlugin:
             self.last_failure = cell.failure = failure
             cell.outcome = failure.outcome
             self.log.add(failure.stderr.encode())
-            self._log_obeyed(failure.report)
+            self._log_left(failure.report)
         except Exception as error:  # noqa: BLE001 -- of one plugin; the others go on
             what = "arguments" if isinstance(error, ValueError) else "internal"
             message = f"{type(error).__name__}: {error}"
@@ -346,7 +346,7 @@ class SupervisedPlugin:
             if opened is not None:
                 self._uptime += trio.current_time() - cell.ready_at
                 cell.outcome = cell.outcome or _outcome_of(opened.report)
-                self._log_obeyed(opened.report)
+                self._log_left(opened.report)
                 if cell.spec.secrets:
                     self.log.add(opened.stderr.encode())
             report = None if cell.failure is None else cell.failure.report
@@ -357,13 +357,18 @@ class SupervisedPlugin:
             self.step(CellEnded(cell.number, reason or "it ended", self._jitter()))
             del self._cells[cell.number]
 
-    def _log_obeyed(self, report: dict[str, Any] | None) -> None:
-        """What it left that programs outside obey goes to its log: its folders may be somebody's projects."""
+    def _log_left(self, report: dict[str, Any] | None) -> None:
+        """What it left, and somebody should look at, goes to its log: its folders may be somebody's projects."""
         if report is not None and report.get("obeyed") is not None:
             from sandbox.paths.end_search import read_findings
 
             for line in read_findings(report["obeyed"]).lines():
                 self.log.add(f"runner: {line}\n".encode())
+        if report is not None and report.get("staged") is not None:
+            from runner.launch.report import staged_note
+
+            waiting = staged_note(report["staged"])
+            self.log.add(f"runner: {waiting.message}; {waiting.hint}\n".encode())
 
     async def _hear(self, opened: OpenPlugin, on_event: OnEvent, scope: trio.CancelScope) -> None:
         with scope:

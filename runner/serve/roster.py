@@ -89,12 +89,12 @@ class Roster:
         names: str | None = None,
         folders: Mapping[str, str] | None = None,
         holds: HoldRecord | None = None,
-        limits: Mapping[str, Mapping[str, Any]] | None = None,
+        given: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         """`ledger`: None if no changes are recorded. `chosen`: whether a plugin of the configuration is
         wanted, by its name. `services`: what a plugin may ask for. `names`: the file that remembers who has
-        which name. `folders`, `limits`: who has it, and what holds for whom, by settings of the caller's own,
-        in tables [plugins.NAME]. `holds`: what was stopped or in quarantine before; None: nothing is
+        which name. `folders`, `given`: who has it, and what each gets, by settings of the caller's own, in
+        tables [plugins.NAME]. `holds`: what was stopped or in quarantine before; None: nothing is
         remembered."""
         self._supervisor = supervisor
         self._chosen = chosen
@@ -102,7 +102,7 @@ class Roster:
         self._names = NameRecord(names, paths)
         self._holds = HoldRecord() if holds is None else holds
         self._folders: Mapping[str, str] = folders or {}
-        self._given = Settings({name: {"limits": each} for name, each in (limits or {}).items()})
+        self._given = Settings(given or {})
         self._table = "[{}]" if folders is None else "[plugins.{}]"
         # One for all plugins: they are the operator's own choice. What is bound to orgs is not in a roster.
         self._bus = SnapshotBus()

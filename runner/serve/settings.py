@@ -39,6 +39,7 @@ _KEYS: Mapping[str, tuple[type, ...]] = {
     "env": (dict,),
     "args": (list,),
     "state_dir": (str,),
+    "staged": (bool,),
     "parked": (int,),
     "eager": (bool,),
     "numbers": (dict,),

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from sandbox.cell.egress import GateProcess
     from sandbox.cell.observer import CageObserver
     from sandbox.cell.overlay import OverlaidFolder
+    from sandbox.plan.layers import LayerUnavailable
     from sandbox.spec import MemoryFile
 
 _GATE_FAULT_SECONDS = 0.5  # for the message of a gate that could not start
@@ -67,6 +68,8 @@ def launch(
                 if error.stage != OVERLAY:
                     raise
                 why = f"this machine mounts no overlay there: {os.strerror(error.errno)}"
+                if open_plan.plan.staged:
+                    raise _not_staged(open_plan.plan, why) from None
                 bare = open_plan._replace(plan=open_plan.plan.without_overlays(why))
                 cell = stack.enter_context(_launch_all(bare, *others))
                 cell.overlay_fault = why
@@ -338,10 +341,25 @@ def _overlaid_folders(open_plan: OpenPlan) -> list[OverlaidFolder]:
     reals = {op.dest: op.real for op in plan.operations if isinstance(op, Bind)}
     return [
         OverlaidFolder(
-            dest, (open_plan.descriptors[dest], reals[dest]), (held[dest].folder, path), held[dest].work
+            dest,
+            (open_plan.descriptors[dest], reals[dest]),
+            (held[dest].folder, path),
+            held[dest].work,
+            owner,
         )
-        for dest, path in plan.overlays
+        for dest, path, owner in plan.overlays
     ]
+
+
+def _not_staged(plan: LaunchPlan, why: str) -> LayerUnavailable:
+    from sandbox.plan.layers import LayerUnavailable
+
+    places = ", ".join(each.dest for each in plan.staged)
+    hint = (
+        "use a folder on ext4, xfs, btrfs or tmpfs, and Linux 5.11 (as root 5.19); without --staged it "
+        "writes to the folder itself"
+    )
+    return LayerUnavailable("staged", f"writes to {places} cannot be staged: {why}", hint)
 
 
 def _guard_orders(plan: LaunchPlan, folders: Sequence[str]) -> Iterator[GuardOrder]:

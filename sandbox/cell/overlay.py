@@ -18,6 +18,7 @@ class OverlaidFolder(NamedTuple):
     lower: tuple[int, str]
     changes: tuple[int, str]  # has `upper` and `work`
     work: str
+    owner: tuple[int, int] | None = None  # who appears as the plugin; None: the owner of the folder itself
 
 
 def add_parts(
@@ -31,7 +32,7 @@ def add_parts(
     that root drops to; None: it is the caller's own. Raises SpawnError."""
     if plugin is not None:
         from sandbox.identity.idmap import FileOwner, IdmapUnavailable, detached_mount, idmapped_mount
-    for dest, lower, changes, _ in folders:
+    for dest, lower, changes, _, staged_for in folders:
         if plugin is None:
             binds[_lower(dest)], binds[_changes(dest)] = lower, changes
             continue
@@ -39,7 +40,7 @@ def add_parts(
         # as its own. Overlayfs never writes to a lower folder; this mount is read-only besides.
         held = os.fstat(lower[0])
         try:
-            owner = FileOwner(held.st_uid, held.st_gid)
+            owner = FileOwner(*(staged_for or (held.st_uid, held.st_gid)))
             mapped = idmapped_mount(lower[0], owner, FileOwner(*plugin), read_only=True)
             stack.callback(os.close, mapped)
             mounts[_lower(dest)] = mapped, stat.S_ISDIR(held.st_mode)

@@ -27,6 +27,7 @@ from sandbox.plan.operations import RUNTIME_LINKS, RUNTIME_TREES, operations, vi
 from sandbox.plan.places import ShownPlace, require_safe_places, state_link, working_directory
 from sandbox.plan.plan import (
     OVERLAID,
+    STAGED,
     Bind,
     Guard,
     Idmapped,
@@ -141,16 +142,19 @@ def _compile(
     _require_readable(_binds(opened), own, found, layers, owners)
     if owners is not None:
         notes += [Note("owner", note) for note in owners.notes()]
-    guards = _guards(opened, denylist, request)
+    staged = _staged(opened, owners) if grant.staged else {}
+    notes += _staged_notes(grant, staged)
+    guards = _guards(opened, denylist, request, staged)
     if guards:
         from sandbox.plan.guards import guard_notes, shown_guards
 
         shown += tuple(shown_guards(guards))
         notes += guard_notes(guards)
     shown += tuple(_open_all(state, policy, denylist, opened, notes))
-    shown = tuple(each._replace(state=OVERLAID) if each.path == overlaid else each for each in shown)
+    states = {overlaid: OVERLAID, **dict.fromkeys(staged, STAGED)}
+    shown = tuple(each._replace(state=states.get(each.path, each.state)) for each in shown)
 
-    binds = _with_state_to_make(_binds(opened), shown)
+    binds = _with_state_to_make(_binds(opened, staged), shown)
     mounted = operations(request, grant, binds, links)
     directory = working_directory(request, binds, relocation)
     notes += _missing_notes(shown)
@@ -169,10 +173,13 @@ def _compile(
         program_files=found.files,
         scripts=found.scripts,
         owners=owners,
-        idmapped=tuple(_idmapped(owners, opened, {want.path for want in state})),
+        idmapped=tuple(_idmapped(owners, opened, {want.path for want in state}, staged)),
         egress=egress,
         guards=guards,
-        overlays=_overlays(request, overlaid),
+        overlays=(
+            *_overlays(request, overlaid),
+            *(Overlay(dest, "", owner) for dest, owner in staged.items()),
+        ),
     )
 
 
@@ -254,6 +261,41 @@ def _overlays(request: PlanRequest, overlaid: str) -> tuple[Overlay, ...]:
         return ()
     name = fingerprint(os.fsencode(overlaid))[:16]
     return (Overlay(overlaid, f"{host_side(request.state_dir)}/overlays/{name}"),)
+
+
+def _staged(opened: Mapping[str, _OpenedPath], owners: Decision | None) -> dict[str, tuple[int, int]]:
+    """The folders that it may change in a layer only, with the owner of what is new there. Raises
+    PlanRefused."""
+    found, refusals = {}, []
+
+    def refuse(dest: str, held: _OpenedPath, why: str, hint: str) -> None:
+        refusals.append(
+            Denial("staged", dest, f"writes to {dest} cannot be staged: {why}", hint, where=held.where)
+        )
+
+    for dest, held in opened.items():
+        if held.access != "write":
+            continue
+        ownership = None if owners is None else owners.of(dest)
+        if held.source.kind != "dir":
+            refuse(dest, held, "it is a file", "ask for the folder that it is in")
+        elif ownership is not None and ownership.method != "idmapped":
+            hint = "chown it to an ordinary user, on a filesystem with idmapped mounts"
+            refuse(dest, held, ownership.why, hint)
+        elif ownership is not None:
+            found[dest] = ownership.uid, ownership.gid
+        else:
+            found[dest] = held.source.uid, held.source.gid
+    if refusals:
+        raise PlanRefused(refusals)
+    return found
+
+
+def _staged_notes(grant: Grant, staged: Mapping[str, object]) -> Iterator[Note]:
+    if grant.staged and not staged:
+        yield Note(
+            "staged", "it may write to no folder of yours, so there is nothing to stage", "use --write"
+        )
 
 
 def _resolve_program(
@@ -341,8 +383,15 @@ def _judge_places(
     require_safe_places(places, links, request, grant)
 
 
-def _guards(opened: Mapping[str, _OpenedPath], denylist: Denylist, request: PlanRequest) -> tuple[Guard, ...]:
-    written = [(dest, held.source, held.where) for dest, held in opened.items() if held.access == "write"]
+def _guards(
+    opened: Mapping[str, _OpenedPath], denylist: Denylist, request: PlanRequest, staged: Collection[str]
+) -> tuple[Guard, ...]:
+    """Nobody outside obeys what is in a layer: it is judged when it is applied (sandbox/staged)."""
+    written = [
+        (dest, held.source, held.where)
+        for dest, held in opened.items()
+        if held.access == "write" and dest not in staged
+    ]
     if not written:
         return ()
     from sandbox.plan.guards import all_guards
@@ -417,12 +466,15 @@ def _owners(
 
 
 def _idmapped(
-    owners: Decision | None, opened: Mapping[str, _OpenedPath], state: Collection[str]
+    owners: Decision | None,
+    opened: Mapping[str, _OpenedPath],
+    state: Collection[str],
+    staged: Collection[str],
 ) -> Iterator[Idmapped]:
     if owners is None:
         return
     for each in owners.paths:
-        if each.method == "idmapped":
+        if each.method == "idmapped" and each.path not in staged:
             yield Idmapped(each.path, each.uid, each.gid)
     if owners.maps_state:
         for path in state:
@@ -430,9 +482,16 @@ def _idmapped(
                 yield Idmapped(path, held.source.uid, held.source.gid)
 
 
-def _binds(opened: Mapping[str, _OpenedPath]) -> list[Bind]:
+def _binds(opened: Mapping[str, _OpenedPath], staged: Collection[str] = ()) -> list[Bind]:
+    """A staged folder is a read-only one with an overlay: should that be missing, nothing is written."""
     return [
-        Bind(dest, held.source.real, held.access == "write", held.source.identity, held.moved_from)
+        Bind(
+            dest,
+            held.source.real,
+            held.access == "write" and dest not in staged,
+            held.source.identity,
+            held.moved_from,
+        )
         for dest, held in opened.items()
     ]
 

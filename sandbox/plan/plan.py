@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from sandbox.plan.layers import Layers
     from sandbox.plan.owners import Decision
     from sandbox.spec import Access, Denial, Project
+    from sandbox.staged.store import OpenLayer
 
 OWN_PLACES = ("/", "/tmp")  # every cage has its own
 OVERLAID = "overlaid"  # read-only, and the plugin may change what it sees
+STAGED = "staged"  # the same, and a person decides afterwards what of it becomes real
 
 
 class Bind(NamedTuple):
@@ -117,7 +119,12 @@ class Overlay(NamedTuple):
     source stays as it is. Where no overlay can be mounted, it is an ordinary read-only bind."""
 
     dest: str  # of the bind
-    changes: str  # folder of the host that keeps them (sandbox/identity/overlay.py)
+    # The folder of the host that keeps them (sandbox/identity/overlay.py). Of staged writes it is made at the
+    # launch (sandbox/staged/store.py).
+    changes: str
+    # Of staged writes: the owner of the folder, who appears as the plugin. Without the overlay there is no
+    # launch.
+    staged_for: tuple[int, int] | None = None
 
 
 class LaunchPlan(NamedTuple):
@@ -142,9 +149,9 @@ class LaunchPlan(NamedTuple):
     def without_overlays(self, why: str) -> LaunchPlan:
         """The same with read-only binds, for a machine that cannot mount overlays."""
         hint = "it works without, unless it writes there: `runner doctor` says what this machine can do"
-        bare = {each.dest for each in self.overlays}
+        bare = {each.dest for each in self.overlays if each.staged_for is None}
         return self._replace(
-            overlays=(),
+            overlays=self.staged,
             shown=tuple(
                 each._replace(state="bound") if each.path in bare and each.state == OVERLAID else each
                 for each in self.shown
@@ -154,6 +161,10 @@ class LaunchPlan(NamedTuple):
                 *(Note("overlay", f"{dest} stays read-only: {why}", hint) for dest in sorted(bare)),
             ),
         )
+
+    @property
+    def staged(self) -> tuple[Overlay, ...]:
+        return tuple(each for each in self.overlays if each.staged_for is not None)
 
     @property
     def memory_files(self) -> tuple[MemoryFile, ...]:
@@ -173,9 +184,8 @@ class LaunchPlan(NamedTuple):
         return main, *self._disk_filters()
 
     def _disk_filters(self) -> tuple[bytes, ...]:
-        if self.limits.disk is None or not any(
-            isinstance(op, Bind) and op.writable for op in self.operations
-        ):
+        writes = bool(self.overlays) or any(isinstance(op, Bind) and op.writable for op in self.operations)
+        if self.limits.disk is None or not writes:
             return ()
         from sandbox.seccomp.filter import machine_arch
         from sandbox.seccomp.preallocation import no_preallocation
@@ -224,7 +234,7 @@ class OpenPlan(NamedTuple):
 
     plan: LaunchPlan
     descriptors: Mapping[str, int]  # by destination
-    overlays: Mapping[str, OpenOverlay] = {}  # noqa: RUF012 -- nobody changes it; by destination
+    overlays: Mapping[str, OpenOverlay | OpenLayer] = {}  # noqa: RUF012 -- nobody changes it; by destination
 
     @property
     def writable(self) -> Mapping[str, int]:

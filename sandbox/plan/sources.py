@@ -35,6 +35,7 @@ def reopen(plan: LaunchPlan, denylist: Denylist, *, scan_limit: int) -> Iterator
     """
     origins = {shown.inside or shown.path: shown.origin for shown in plan.shown}
     mapped = {each.dest: each.uid for each in plan.idmapped}
+    staged = {each.dest for each in plan.staged}
     descriptors: dict[str, int] = {}
     refusals: list[Denial] = []
     guards: list[Guard] = []
@@ -46,7 +47,7 @@ def reopen(plan: LaunchPlan, denylist: Denylist, *, scan_limit: int) -> Iterator
             try:
                 source = open_source(
                     bind.path,
-                    access="write" if bind.writable else "read",
+                    access="write" if bind.writable or bind.dest in staged else "read",
                     denylist=denylist,
                     scan_limit=scan_limit,
                     trusted=_is_trusted(bind.path, origin),

@@ -35,6 +35,7 @@ def requested_approval(spec: SandboxSpec, *, project: bool = False) -> Approval:
         steering=tuple(dict.fromkeys(each.name for each in spec.env if steers(each.name))),
         seccomp=spec.seccomp or "strict",
         project="read" if project else "none",
+        staged=spec.staged,
     )
 
 
@@ -49,6 +50,7 @@ def join_approvals(one: Approval, other: Approval) -> Approval:
         steering=tuple(dict.fromkeys((*one.steering, *other.steering))),
         seccomp=max(one.seccomp, other.seccomp, key=SECCOMP_ORDER.index),
         project="read" if "read" in (one.project, other.project) else "none",
+        staged=one.staged or other.staged,
     )
 
 
@@ -78,6 +80,7 @@ def limit_approval(approval: Approval, rule: ApprovalRule) -> Approval:
         steering=tuple(name for name in approval.steering if matches(rule.steering, name)),
         seccomp=min(approval.seccomp, rule.seccomp, key=SECCOMP_ORDER.index),
         project=approval.project if rule.project == "read" else "none",
+        staged=approval.staged,
     )
 
 

@@ -43,6 +43,8 @@ from sandbox.spec import (
 )
 from sandbox.speed.typed import Mapping, Sequence
 
+_MOST_STAGED = 8 << 30  # bytes of staged writes in one folder, where nothing else limits them
+
 
 def grant(
     spec: SandboxSpec,
@@ -69,6 +71,7 @@ def grant(
     said = overrides or Overrides()
     where = dict(spec.where)
     scratch, memory_files = spec.scratch, spec.memory_files
+    staged = spec.staged or said.staged
     denials: list[Denial] = []
     if not spec.enabled:
         if sandbox_required_by:
@@ -92,6 +95,13 @@ def grant(
     if raised and spec.network is not None and not policy.admits_network(spec.network.mode):
         decided_by = (*decided_by, ("network", "environment"))
     unsandboxed = not spec.enabled and policy.unsandboxed and not sandbox_required_by
+    if unsandboxed and staged:
+        reason = "it would run without a cage, and only a cage keeps apart what it writes"
+        denials.append(Denial("staged", "staged writes", reason, "let the manifest ask for a sandbox"))
+    if staged and limits.disk is None:  # what waits for a person is bounded
+        ceiling = dict(policy.limits).get("disk", LimitRule()).ceiling
+        limits = limits._replace(disk=_MOST_STAGED if ceiling is None else int(ceiling))
+        decided_by = (*decided_by, ("disk", "policy"))
     paths = _paths(spec, policy, state_dir, homes, denials)
     network = _network(spec, policy, host_network_by, denials)
     env = _env(spec, policy, environ, said, denials, bare_environment)
@@ -112,6 +122,7 @@ def grant(
         denials=tuple(denials),
         scratch=scratch,
         memory_files=memory_files,
+        staged=staged,
     )
 
 

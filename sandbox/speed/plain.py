@@ -81,6 +81,7 @@ def _unset() -> dict[str, Any]:
         "limits": [],
         "arguments": [],
         "config": None,
+        "staged": False,
     }
 
 

@@ -56,6 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--env", "NAME", "a variable of the host's environment; NAME=VALUE: with --name, as for runner run"),
     ):
         more.add_argument(option, metavar=metavar, action="append", default=[], help=about)
+    more.add_argument(
+        "--staged",
+        action="store_true",
+        help="keep what it writes apart, until runner apply takes it: a yes that holds only so",
+    )
     do = parser.add_argument_group("what to do")
     do.add_argument("--yes", action="store_true", help="do not ask; needed where there is no terminal")
     do.add_argument(
@@ -126,7 +131,7 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"{' and '.join(chosen)}: leave all but one of them out")
     if args.json and not args.list:
         raise ValueError("--json: it goes with --list")
-    more = [f"--{each}" for each in ("read", "write", "net", "env") if getattr(args, each)]
+    more = [f"--{each}" for each in ("read", "write", "net", "env", "staged") if getattr(args, each)]
     if more and chosen:
         raise ValueError(f"{more[0]}: it does not go with {chosen[0]}")
     is_command = args.name is not None or args.arguments
@@ -204,6 +209,7 @@ def _added_approval(args: argparse.Namespace) -> Approval:
         hosts=() if network is None else network.hosts,
         env=tuple(dict.fromkeys(names)),
         steering=tuple(dict.fromkeys(name for name in names if steers(name))),
+        staged=args.staged,
     )
 
 

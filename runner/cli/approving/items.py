@@ -21,7 +21,7 @@ _SECRET = re.compile(
 
 
 class AskedItem(NamedTuple):
-    kind: str  # read, write, network, host, variable, seccomp, project, limit
+    kind: str  # read, write, staged, network, host, variable, seccomp, project, limit
     what: str
     unusual: str = ""  # why it stands out; empty: it does not
 
@@ -38,6 +38,8 @@ def items_of(approval: Approval, homes: Sequence[str] = (), project: str = "") -
         found.append(AskedItem("seccomp", "compat", "more system calls than the default filter lets through"))
     elif approval.seccomp != "strict":
         found.append(AskedItem("seccomp", approval.seccomp))
+    if approval.staged:
+        found.append(AskedItem("staged", "what it writes waits for you: runner diff, runner apply"))
     if approval.project != "none":
         found.append(AskedItem("project", project or "the folder it works on", _of_path(project, homes)))
     return tuple(sorted(found, key=lambda item: not item.unusual))

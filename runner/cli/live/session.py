@@ -115,6 +115,10 @@ def run_session(request: SessionRequest, output: Output, what: str, work: Any) -
 
         for line in read_findings(obeyed).lines():
             output.note(Note("obeyed", line))
+    if ended.report.get("staged") is not None:
+        from runner.launch.report import staged_note
+
+        output.note(staged_note(ended.report["staged"]))
     _write_report(request.sink, ended.report, output)
     output.drain_events()
     return EXIT[ended.outcome.code]

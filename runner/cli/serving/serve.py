@@ -185,8 +185,8 @@ def _gateway(settings_file: str | None) -> DoorMount:
             settings = read_settings(settings_file)
     except DocumentError as error:
         raise ValueError("\n".join(each.text() for each in error.diagnostics)) from None
-    if settings.limits:
-        name = next(iter(settings.limits))
+    if settings.plugins:
+        name = next(iter(settings.plugins))
         raise ValueError(
             f"--gateway-settings {settings_file}: [plugins.{name}] is for runner gateway; a daemon has"
             f" --settings for this: write folder and limits under [{name}] there"

@@ -85,6 +85,7 @@ class CommandLineHost:
         # A launch from a stored plan may still differ: a cgroup that cannot be made is replaced by a weaker
         # means.
         tells = has_start_notes(planned) if self._tells is None else self._tells or planned.limits.announced
+        tells = tells or any(each.rule == "staged" for each in planned.plan.notes)
         if self._is_new:
             from runner.contracts.registry import choice_fault
 
@@ -331,6 +332,10 @@ def _print_outcome(
 
         for line in started.search.findings.lines():
             text.warn(_without(secrets, {"line": line})["line"])
+    if started is not None and started.staged is not None and started.staged.is_kept:
+        from runner.cli.staging.ask import tell_or_ask
+
+        tell_or_ask(started.staged.changeset)
     if ended is not None and ended.end.exit.kill_incomplete:
         pids = ", ".join(map(str, ended.end.exit.left))
         from runner.cli.shared.text import say

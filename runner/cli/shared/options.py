@@ -56,6 +56,11 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="give the plugin a variable; K alone passes on the runner's own value",
     )
+    parser.add_argument(
+        "--staged",
+        action="store_true",
+        help="keep what it writes apart, until runner apply takes it",
+    )
     add_limits(parser)
     parser.set_defaults(arguments=[])
 
@@ -376,7 +381,7 @@ def invocation_of(args: argparse.Namespace) -> Invocation:
         policy=args.policy,
         state_dir=args.state_dir,
         args=tuple(args.arguments),
-        overrides=Overrides(env=tuple(env), pass_env=tuple(names), limits=limits_of(args.limits)),
+        overrides=Overrides(tuple(env), tuple(names), limits_of(args.limits), args.staged),
         options=contract_options_of(args),
         config=config_of(args.config),
     )
@@ -415,7 +420,7 @@ def _command_invocation(args: argparse.Namespace) -> Invocation:
         manifest="",
         policy=args.policy,
         state_dir=args.state_dir,
-        overrides=Overrides(limits=limits_of(args.limits)),
+        overrides=Overrides(limits=limits_of(args.limits), staged=args.staged),
         command=command_of(args),
     )
 

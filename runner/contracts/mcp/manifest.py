@@ -397,6 +397,7 @@ def _spec(faults: Faults, sandbox: Table, env: list[EnvRequest], home: str) -> S
         seccomp=seccomp,
         limits=limits,
         where=where,
+        staged=sandbox.data.get("staged") is True,
     )
 
 

@@ -118,7 +118,7 @@ def test_settings(tmp_path: Path) -> None:
     path.write_text('[plugins.a]\nfolder = "p/a"\n[plugins.b]\nfolder = "/b"\n')
     assert read_settings(str(path)).folders == {"a": f"{tmp_path}/p/a", "b": "/b"}
     path.write_text('[plugins.a]\nlimits = {call = "30s"}\n')
-    assert read_settings(str(path)).limits == {"a": {"call": "30s"}}
+    assert read_settings(str(path)).plugins == {"a": {"limits": {"call": "30s"}, "staged": False}}
     path.chmod(0o666)
     with pytest.raises(DocumentError, match="settings_untrusted"):
         read_settings(str(path))

@@ -1,0 +1,71 @@
+"""runner apply: take over what a run with staged writes changed."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+
+from runner.cli.shared.text import say
+from runner.cli.staging.diff import add_choice, say_refused, summary
+from runner.cli.staging.select import absolute, changes, choose, place_of
+from runner.outcome import EXIT
+from sandbox.document.diagnostic import printable
+from sandbox.staged.apply import apply
+from sandbox.staged.layer import FORCEABLE, Change
+from sandbox.staged.store import Changeset, StagingRefused, locked, remove_changeset
+from sandbox.staged.text import line_of
+
+NAME = "apply"
+EXAMPLE = "runner apply 1f2e3d4c src/"
+_LEFT = 1  # the exit status if something was not applied
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_choice(parser)
+    parser.add_argument(
+        "--force",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="take this too, with all below it, although it is refused: as a file that programs outside obey,"
+        " set-id, special, or a link that leads out",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        changeset, paths = choose(args.chosen, os.environ)
+        return take(changeset, paths, args.force)
+    except StagingRefused as refused:
+        return say_refused(NAME, refused)
+
+
+def take(changeset: Changeset, paths: Sequence[str] = (), force: Sequence[str] = ()) -> int:
+    """Apply, say what was done, and forget the changeset if nothing of it is left. Returns the exit status.
+    Raises StagingRefused."""
+    with locked(changeset):
+        found = changes(changeset, paths, os.environ)
+        forced = [absolute(changeset, word) for word in force]
+        done: list[Change] = []
+        left = 0
+        for result in apply(changeset, found, forced):
+            if not result.fault:
+                done.append(result.change)
+                if result.change.act == "D":  # never only a number
+                    print(line_of(result.change._replace(rule=""), changeset))
+                continue
+            left += 1
+            say(f"runner apply: {printable(place_of(changeset, result.change))}: {printable(result.fault)}")
+        print(f"applied: {summary([each._replace(rule='') for each in done])}")
+        rest = changes(changeset, (), os.environ)
+        if not rest:
+            remove_changeset(changeset)
+            return EXIT["ok"]
+    if left:
+        if any(each.rule in FORCEABLE for each in rest):
+            say("    look at it: runner diff; to take it all the same: runner apply --force PATH")
+        say(f"runner apply: {len(rest)} changes are left: runner diff {changeset.id}")
+        return _LEFT
+    print(f"{len(rest)} changes are left: runner diff {changeset.id}, or runner discard {changeset.id}")
+    return EXIT["ok"]

@@ -1,0 +1,83 @@
+"""Which changeset the words of a command line mean, and which of its changes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from runner.contracts.registry import all_host_places
+from sandbox.document.diagnostic import DocumentError
+from sandbox.paths.denied_paths import lexical_hit
+from sandbox.paths.guarded import guarded_table
+from sandbox.paths.homes import homes
+from sandbox.paths.mounts import contains
+from sandbox.policy.load import load_policy
+from sandbox.staged.layer import Change, Judge, changes_of
+from sandbox.staged.store import Changeset, StagingRefused, find_changeset, list_changesets
+
+_SHORTEST = 4  # characters of an id
+
+
+def choose(words: Sequence[str], environ: Mapping[str, str]) -> tuple[Changeset, list[str]]:
+    """The changeset, and the paths among the words. Without an id it is the only one. Raises
+    StagingRefused."""
+    known = list_changesets(environ)
+    if words and len(words[0]) >= _SHORTEST and "/" not in words[0]:
+        found = find_changeset(environ, words[0])
+        if found is not None:
+            return found, [*words[1:]]
+    if not known:
+        raise StagingRefused(
+            "no changes wait", "runner run --write DIR --staged -- COMMAND keeps some for you"
+        )
+    if len(known) > 1:
+        told = f"changes of {len(known)} runs wait"
+        raise StagingRefused(told, "`runner changes` lists them: name one by its id, which comes first")
+    return known[0], [*words]
+
+
+def judge_of(environ: Mapping[str, str]) -> Judge:
+    """What may not be applied on this machine: the denylist's paths by name, and the guards' table. Raises
+    StagingRefused for a policy that cannot be read."""
+    own_homes = homes(environ)
+    try:
+        deny = load_policy(None, environ).deny
+    except DocumentError as error:
+        first = error.diagnostics[0]
+        raise StagingRefused(f"the policy cannot be read: {first.text()}", first.hint) from None
+
+    def denied(path: str) -> str:
+        hit = lexical_hit(path, own_homes, deny)
+        return "" if hit is None else f"it {hit.clause()}"
+
+    return Judge(guarded_table(all_host_places().project), denied)
+
+
+def changes(changeset: Changeset, paths: Sequence[str], environ: Mapping[str, str]) -> list[Change]:
+    """The changes at or below these paths; all without any. Raises StagingRefused, also for a path without a
+    change."""
+    found = list(changes_of(changeset, judge_of(environ)))
+    if not paths:
+        return found
+    wanted = {path: absolute(changeset, path) for path in paths}
+    kept = [
+        each for each in found if any(contains(path, place_of(changeset, each)) for path in wanted.values())
+    ]
+    for word, path in wanted.items():
+        if not any(contains(path, place_of(changeset, each)) for each in kept):
+            raise StagingRefused(f"{word}: nothing was changed there", f"runner diff {changeset.id} --stat")
+    return kept
+
+
+def absolute(changeset: Changeset, path: str) -> str:
+    """A path as a person writes it: absolute, below the working directory if the folder is there, or below
+    the folder."""
+    here = os.path.abspath(path)
+    if path.startswith(("/", "./", "../")) or len(changeset.folders) > 1:
+        return here
+    real = changeset.folders[0].real
+    return here if contains(real, here) else os.path.normpath(os.path.join(real, path))
+
+
+def place_of(changeset: Changeset, change: Change) -> str:
+    return f"{changeset.folders[change.folder].real.rstrip('/')}/{change.path}"
