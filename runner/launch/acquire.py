@@ -245,9 +245,9 @@ def _open_staged(
     """Make the changeset that takes what the plugin writes, and name those that wait. Raises
     LayerUnavailable."""
     from runner.launch.command import environ_of_places
-    from sandbox.staged.store import StagedFolder, StagingRefused, list_changesets, open_changeset
+    from sandbox.staged.store import StagedFolder, StagingRefused, list_changesets, open_changeset, store_path
 
-    plan, places = opened.plan, environ_of_places(planned.plugin, environ)
+    plan, store = opened.plan, store_path(environ_of_places(planned.plugin, environ))
     reals = {op.dest: op.real for op in plan.operations if isinstance(op, Bind)}
     folders = []
     for each in plan.staged:
@@ -255,10 +255,10 @@ def _open_staged(
         status = os.fstat(opened.descriptors[each.dest])
         folders.append(StagedFolder(reals[each.dest], status.st_dev, status.st_ino, each.staged_for))
     own = {each.real for each in folders}
-    waiting = [each for each in list_changesets(places) if own.intersection(f.real for f in each.folders)]
+    waiting = [each for each in list_changesets(store) if own.intersection(f.real for f in each.folders)]
     try:
         staged = stack.enter_context(
-            open_changeset(places, planned.plugin.name or planned.plugin.id, folders, owner.uid, owner.gid)
+            open_changeset(store, planned.plugin.name or planned.plugin.id, folders, owner.uid, owner.gid)
         )
     except StagingRefused as refused:
         raise LayerUnavailable("staged", str(refused), refused.hint) from None

@@ -358,7 +358,7 @@ class SupervisedPlugin:
             del self._cells[cell.number]
 
     def _log_left(self, report: dict[str, Any] | None) -> None:
-        """What it left, and somebody should look at, goes to its log: its folders may be somebody's projects."""
+        """What it left for somebody to look at goes to its log: its folders may be somebody's projects."""
         if report is not None and report.get("obeyed") is not None:
             from sandbox.paths.end_search import read_findings
 

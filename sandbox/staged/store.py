@@ -101,11 +101,10 @@ def store_path(environ: Mapping[str, str]) -> str:
 
 @contextmanager
 def open_changeset(
-    environ: Mapping[str, str], title: str, folders: Sequence[StagedFolder], uid: int, gid: int
+    store: str, title: str, folders: Sequence[StagedFolder], uid: int, gid: int
 ) -> Iterator[OpenChangeset]:
     """Make a changeset for a plugin with this uid. It is complete when the context ends. Raises
     StagingRefused."""
-    store = store_path(environ)
     with ExitStack() as held:
         try:
             above = _open_store(store, held)
@@ -190,10 +189,9 @@ def _close(above: int, opened: OpenChangeset) -> bool:
 # --- afterwards ---------------------------------------------------------------------------------------------
 
 
-def list_changesets(environ: Mapping[str, str]) -> list[Changeset]:
+def list_changesets(store: str) -> list[Changeset]:
     """Those that are kept, the oldest first. One whose record is incomplete, because its launch was killed
     before it began, is left out."""
-    store = store_path(environ)
     found = []
     with ExitStack() as held:
         try:
@@ -206,9 +204,9 @@ def list_changesets(environ: Mapping[str, str]) -> list[Changeset]:
     return sorted(found, key=lambda each: each.began)
 
 
-def find_changeset(environ: Mapping[str, str], start: str) -> Changeset | None:
+def find_changeset(store: str, start: str) -> Changeset | None:
     """The changeset whose id begins with `start`. Raises StagingRefused if there are several."""
-    found = [each for each in list_changesets(environ) if each.id.startswith(start)]
+    found = [each for each in list_changesets(store) if each.id.startswith(start)]
     if len(found) > 1:
         ids = ", ".join(each.id for each in found)
         raise StagingRefused(f"{start} could be {ids}", "write more of the id")

@@ -18,6 +18,7 @@ from sandbox.staged.text import line_of
 
 NAME = "apply"
 EXAMPLE = "runner apply 1f2e3d4c src/"
+MIXES_ARGUMENTS = True  # options may stand between the id and the paths
 _LEFT = 1  # the exit status if something was not applied
 
 

@@ -11,7 +11,7 @@ from runner.cli.shared.measure import measured
 from runner.cli.shared.table import print_table
 from runner.outcome import EXIT
 from sandbox.document.diagnostic import printable
-from sandbox.staged.store import Changeset, in_use, list_changesets
+from sandbox.staged.store import Changeset, in_use, list_changesets, store_path
 from sandbox.units import format_size
 
 NAME = "changes"
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = list_changesets(os.environ)
+    found = list_changesets(store_path(os.environ))
     if args.json:
         print(json.dumps({"schema": SCHEMA, "changesets": [*map(_entry, found)]}, indent=2))
         return EXIT["ok"]

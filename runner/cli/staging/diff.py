@@ -18,6 +18,7 @@ from sandbox.staged.text import difference, line_of
 
 NAME = "diff"
 EXAMPLE = "runner diff --stat"
+MIXES_ARGUMENTS = True  # options may stand between the id and the paths
 SCHEMA = "runner.changes.v1"
 
 

@@ -10,10 +10,18 @@ from runner.cli.staging.diff import say_refused
 from runner.cli.staging.select import choose
 from runner.outcome import EXIT
 from sandbox.document.diagnostic import printable
-from sandbox.staged.store import ChangesetInUse, StagingRefused, list_changesets, locked, remove_changeset
+from sandbox.staged.store import (
+    ChangesetInUse,
+    StagingRefused,
+    list_changesets,
+    locked,
+    remove_changeset,
+    store_path,
+)
 
 NAME = "discard"
 EXAMPLE = "runner discard 1f2e3d4c"
+MIXES_ARGUMENTS = True  # options may stand between the id and the paths
 _LEFT = 1
 
 
@@ -33,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         if args.all and args.chosen:
             raise StagingRefused("--all: leave the ids out", "or leave --all out")
         if args.all:
-            chosen = list_changesets(os.environ)
+            chosen = list_changesets(store_path(os.environ))
         else:
             chosen = []
             for word in args.chosen or [""]:

@@ -13,7 +13,7 @@ from sandbox.paths.homes import homes
 from sandbox.paths.mounts import contains
 from sandbox.policy.load import load_policy
 from sandbox.staged.layer import Change, Judge, changes_of
-from sandbox.staged.store import Changeset, StagingRefused, find_changeset, list_changesets
+from sandbox.staged.store import Changeset, StagingRefused, find_changeset, list_changesets, store_path
 
 _SHORTEST = 4  # characters of an id
 
@@ -21,9 +21,10 @@ _SHORTEST = 4  # characters of an id
 def choose(words: Sequence[str], environ: Mapping[str, str]) -> tuple[Changeset, list[str]]:
     """The changeset, and the paths among the words. Without an id it is the only one. Raises
     StagingRefused."""
-    known = list_changesets(environ)
+    store = store_path(environ)
+    known = list_changesets(store)
     if words and len(words[0]) >= _SHORTEST and "/" not in words[0]:
-        found = find_changeset(environ, words[0])
+        found = find_changeset(store, words[0])
         if found is not None:
             return found, [*words[1:]]
     if not known:

@@ -1,0 +1,224 @@
+"""Staged writes with the real cage: what a plugin writes waits, and a person takes it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import SPARE_UID, SYSTEM_PATH, Caller
+
+pytestmark = [pytest.mark.launches, pytest.mark.usefixtures("nothing_left")]
+
+# What a plugin may do to a folder. The last line says what it saw.
+CHANGE = """
+cd "$1" && echo more >> a && rm b && rm -r sub && mkdir sub && echo new > sub/new
+mkdir .vscode && echo '{}' > .vscode/tasks.json && ln -s /etc/passwd out && touch -t 200001010000 same
+ls -A | tr '\\n' ' '
+"""
+
+
+class Project:
+    """A person's folder."""
+
+    def __init__(self, caller: Caller, folder: Path) -> None:
+        self.caller, self.folder = caller, folder
+        for name in ("a", "b", "same", "sub/old"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(f"{name}\n")
+        self.owner = caller.uid or SPARE_UID
+        for path in (folder, *folder.rglob("*")):
+            if not caller.uid:
+                os.chown(path, self.owner, self.owner)
+        if caller.uid:
+            caller.give(folder)
+        self.before = self.tree()
+
+    def tree(self) -> dict[str, str]:
+        return {
+            str(path.relative_to(self.folder)): path.read_text() if path.is_file() else ""
+            for path in sorted(self.folder.rglob("*"))
+        }
+
+    def run(self, code: str, *options: str, ends: int = 0) -> subprocess.CompletedProcess[str]:
+        words = ("--write", str(self.folder), "--staged", *options)
+        done = self.caller("run", *words, "--", "sh", "-c", code, "sh", str(self.folder))
+        assert done.returncode == ends, done.stderr
+        return done
+
+    def stage(self, code: str) -> str:
+        """Returns the id of what waits."""
+        report = Path(self.caller.environ["TMPDIR"]) / "report"
+        self.run(code, "--report", str(report))
+        told = json.loads(report.read_text())["staged"]
+        report.unlink()
+        return "" if told is None else str(told["id"])
+
+    def verb(self, *words: str, ends: int = 0) -> str:
+        done = self.caller(*words)
+        assert done.returncode == ends, done.stderr
+        return done.stdout + done.stderr
+
+
+@pytest.fixture
+def project(runner_as: Caller, plugin_dir: Path) -> Iterator[Project]:
+    found = Project(runner_as, plugin_dir / "project")
+    yield found
+    for each in json.loads(runner_as("changes", "--json").stdout)["changesets"]:
+        if str(plugin_dir) in each["folders"][0]:  # root's store is the machine's
+            runner_as("discard", each["id"])
+
+
+@pytest.mark.both_callers
+def test_it_waits_until_it_is_taken(project: Project) -> None:
+    done = project.run(CHANGE)
+    assert done.stdout.split() == [".vscode", "a", "out", "same", "sub"]
+    assert project.tree() == project.before
+    name = done.stderr.rpartition(" ")[2].strip()
+    waits = "4 added, 1 modified, 2 removed; 3 of them cannot simply be applied"
+    assert waits in done.stderr and f"runner diff {name}" in done.stderr
+    listed = project.verb("changes")
+    assert f"{name}  " in listed and str(project.folder) in listed
+    told = json.loads(project.verb("diff", name, "--json"))["changes"]
+    changes = {(each["change"], os.path.relpath(each["path"], project.folder)): each["rule"] for each in told}
+    assert changes == {
+        **dict.fromkeys((("D", "b"), ("D", "sub/old"), ("M", "a"), ("A", "sub/new")), None),
+        **dict.fromkeys((("A", ".vscode"), ("A", ".vscode/tasks.json")), "guarded"),
+        ("A", "out"): "link",
+    }
+    text = project.verb("diff", name)
+    assert "+more" in text and "-b" in text and "set-id" not in text
+    # The next run does not see it, and names it.
+    again = project.run("cat $1/a")
+    assert again.stdout == "a\n" and f"runner diff {name}" in again.stderr
+    # Only a part, below the folder or by its full name.
+    assert "1 modified" in project.verb("apply", name, "a")
+    assert (project.folder / "a").read_text() == "a\nmore\n"
+    assert "nothing was changed there" in project.verb("apply", name, "nowhere", ends=2)
+    said = project.verb("apply", name, ends=1)
+    assert f"D {project.folder}/b" in said and "guarded" in said and "absolute" in said
+    assert project.tree() == {"a": "a\nmore\n", "same": "same\n", "sub": "", "sub/new": "new\n"}
+    owners = {path.stat().st_uid for path in project.folder.rglob("*")}
+    assert owners == {project.owner}
+    project.verb("apply", name, "--force", f"{project.folder}/.vscode", ends=1)
+    assert (project.folder / ".vscode/tasks.json").exists()
+    assert f"discarded {name}" in project.verb("discard", name)
+    assert name not in project.verb("changes")
+
+
+def test_nothing_is_left_of_a_run_that_changed_nothing(project: Project) -> None:
+    assert project.stage("cat $1/a; echo a > $1/a.new; rm $1/a.new") == ""
+    done = project.run("echo x >> $1/a && printf 'a\\n' > $1/a")
+    assert "wait" not in done.stderr
+
+
+@pytest.mark.both_callers
+def test_git_works_in_it(project: Project) -> None:
+    """It commits in its layer, and sets a hook. The commit is taken, and the hook is not."""
+    git = shutil.which("git", path=SYSTEM_PATH)
+    if git is None:
+        pytest.skip("needs git (apt-get install git)")
+    alone = {"HOME": str(project.folder), "GIT_CONFIG_NOSYSTEM": "1", "PATH": SYSTEM_PATH}
+
+    def own(*words: str) -> str:
+        become = [
+            "/usr/bin/setpriv",
+            f"--reuid={project.owner}",
+            f"--regid={project.owner}",
+            "--clear-groups",
+        ]
+        words = ("git", "-c", "user.name=x", "-c", "user.email=x@x", "-C", str(project.folder), *words)
+        prefix = become if os.geteuid() == 0 else []
+        return subprocess.run([*prefix, *words], check=True, capture_output=True, text=True, env=alone).stdout
+
+    own("init", "-q")
+    own("add", "-A")
+    own("commit", "-qm", "first")
+    name = project.stage(
+        "cd $1 && export HOME=/tmp && git config --global user.name x && git config --global user.email x@x"
+        " && echo more >> a && git commit -qam second && git gc -q && echo evil > .git/hooks/pre-commit"
+    )
+    assert own("log", "--format=%s").split() == ["first"]
+    said = project.verb("apply", name, ends=1)
+    assert said.count("guarded") == 1 and ".git/hooks/pre-commit" in said
+    assert own("log", "--format=%s").split() == ["second", "first"]
+    assert own("status", "--porcelain") == "" and own("fsck", "--strict") == ""
+
+
+def test_thousands_of_files_and_folders_in_place_of_others(project: Project) -> None:
+    """As an installation of packages leaves them, and the next one replaces them."""
+    make = (
+        "cd $1 && mkdir -p node_modules/.bin && for i in $(seq 300); do mkdir -p node_modules/p$i/lib;"
+        " for j in 1 2 3 4 5 6 7 8; do echo $i $j > node_modules/p$i/lib/$j; done; done;"
+        " ln -s ../p1/lib/1 node_modules/.bin/one"
+    )
+    name = project.stage(make)
+    assert "2400 added" not in project.verb("diff", name, "--stat", "sub/../node_modules/p1")
+    project.verb("apply", name)
+    assert len(list((project.folder / "node_modules").rglob("*"))) == 300 * 10 + 2
+    name = project.stage(
+        f"rm -rf $1/node_modules; {make}; rm -r $1/node_modules/p7; echo x > $1/node_modules/p7"
+    )
+    told = project.verb("diff", name, "--stat")
+    assert told.splitlines()[-1] == "1 added, 0 modified, 10 removed"
+    project.verb("apply", name)
+    assert (project.folder / "node_modules/p7").read_text() == "x\n"
+    assert (project.folder / "node_modules/p8/lib/1").read_text() == "8 1\n"
+
+
+REFUSED: list[tuple[str, str]] = [("a", "it is a file"), ("", "belongs to root")]
+
+
+@pytest.mark.needs("root")
+def test_where_nothing_can_be_staged_nothing_starts(runner_as_root: Caller, plugin_dir: Path) -> None:
+    folder = plugin_dir / "roots"
+    folder.mkdir()
+    (folder / "a").touch()
+    os.chown(folder / "a", SPARE_UID, SPARE_UID)
+    for name, why in REFUSED:
+        words = ("run", "--write", str(folder / name), "--staged", "--", "sh", "-c", f"echo x > {folder}/b")
+        done = runner_as_root(*words)
+        assert done.returncode == 126 and why in done.stderr and os.listdir(folder) == ["a"]
+
+
+def test_options_of_others_that_stage(
+    runner_as: Caller, project: Project, plugin_dir: Path, write_file: Any
+) -> None:
+    """A server's own wish, and a person's yes that holds only so."""
+    entry: dict[str, Any] = {"command": "/bin/sh", "args": ["-c", f"echo x > {project.folder}/new"]}
+    asks = {"x-sandbox": {"write": [str(project.folder)], "staged": True}}
+    file = write_file(
+        plugin_dir / "mcp.json", json.dumps({"mcpServers": {"own": entry | asks, "other": entry}})
+    )
+    runner_as.give(file)
+    for words in (
+        ("--server", "own", "--yes"),
+        ("--server", "other", "--write", str(project.folder), "--staged", "--yes"),
+    ):
+        said = runner_as("allow", str(file), *words)
+        assert said.returncode == 0 and "waits for you" in said.stdout + said.stderr, said
+        done = runner_as("exec", str(file), *words[:2])
+        assert done.returncode == 0 and "1 added" in done.stderr, done.stderr
+        # From the stored plan, too.
+        assert "1 added" in runner_as("exec", str(file), *words[:2]).stderr
+        assert project.tree() == project.before
+
+
+def test_wrong_words(runner_as_user: Caller) -> None:
+    for words, said in (
+        (("diff",), "no changes wait"),
+        (("apply", "1f2e3d4c"), "no changes wait"),
+        (("discard", "1f2e3d4c"), "no changes wait"),
+        (("discard", "--all", "1f2e3d4c"), "leave the ids out"),
+        (("changes", "x"), "unrecognized arguments"),
+    ):
+        done = runner_as_user(*words)
+        assert done.returncode == 2 and said in done.stderr, done.stderr
+    assert runner_as_user("changes").stdout == "no changes wait\n"
+    assert runner_as_user("discard", "--all").returncode == 0

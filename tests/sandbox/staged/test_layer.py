@@ -1,0 +1,164 @@
+"""What a layer changes of its folder, and what of that is refused. The layers are made by hand, because
+overlayfs does not make all of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sandbox.staged.store import Changeset, StagingRefused
+from tests.layers_by_hand import Staged, file, folder, link, removed, stage
+from tests.tables import one_case
+
+
+@pytest.fixture
+def staged(tmp_path: Path) -> Iterator[Staged]:
+    with stage(tmp_path) as found:
+        yield found
+
+
+def _fifo(staged: Staged) -> None:
+    os.mkfifo(staged.layer / "fifo")
+
+
+def _marked(staged: Staged) -> None:
+    file("marked")(staged)
+    os.setxattr(staged.layer / "marked", "user.overlay.metacopy", b"")
+
+
+def _deep(staged: Staged) -> None:
+    place = os.open(staged.layer, os.O_RDONLY)
+    for _ in range(300):
+        os.mkdir("d", dir_fd=place)
+        below = os.open("d", os.O_RDONLY, dir_fd=place)
+        os.close(place)
+        place = below
+    os.close(place)
+
+
+@one_case(
+    ("acts", "expected"),
+    [
+        ((), []),
+        # What is the same again is no change.
+        ((file("a", "old a\n"),), []),
+        ((file("a"),), [("M", "a", "")]),
+        ((file("a", "old a\n", 0o755),), [("M", "a", "")]),
+        ((file("new/c"),), [("A", "new", ""), ("A", "new/c", "")]),
+        ((removed("a", "sub/y", "gone"),), [("D", "a", ""), ("D", "sub/y", "")]),
+        # From the bottom up, and everything by its name.
+        (
+            (removed("sub"),),
+            [("D", "sub/deep/x", ""), ("D", "sub/deep", ""), ("D", "sub/y", ""), ("D", "sub", "")],
+        ),
+        # A folder that replaced another one.
+        (
+            (folder("sub", opaque=b"y"), file("sub/y")),
+            [("D", "sub/deep/x", ""), ("D", "sub/deep", ""), ("M", "sub/y", "")],
+        ),
+        # Another kind: the old is removed, then the new is there.
+        (
+            (file("sub"),),
+            [
+                *(("D", "sub/deep/x", ""), ("D", "sub/deep", ""), ("D", "sub/y", ""), ("D", "sub", "")),
+                ("A", "sub", ""),
+            ],
+        ),
+        ((folder("a"),), [("D", "a", ""), ("A", "a", "")]),
+        ((link("a", "b"),), [("D", "a", ""), ("A", "a", "")]),
+        ((link("to_a", "a"),), []),
+        ((link("to_a", "b"),), [("M", "to_a", "")]),
+        # Links that lead out, at once or through another link, of the folder or of the layer.
+        ((link("l", "/etc/passwd"),), [("A", "l", "link")]),
+        ((link("l", "sub/../../x"),), [("A", "l", "link")]),
+        ((link("l", "to_a"),), [("A", "l", "link")]),
+        ((link("k", "sub"), link("l", "k/y")), [("A", "k", ""), ("A", "l", "link")]),
+        ((link("sub/l", "../a"),), [("A", "sub/l", "")]),
+        # What programs outside obey, in any spelling, and what is below it.
+        (
+            (file(".git/hooks/pre-commit"),),
+            [
+                ("A", ".git", "guarded"),
+                ("A", ".git/hooks", "guarded"),
+                ("A", ".git/hooks/pre-commit", "guarded"),
+            ],
+        ),
+        ((file("sub/.GIT/config"),), [("A", "sub/.GIT", "guarded"), ("A", "sub/.GIT/config", "guarded")]),
+        (
+            (file(".vscode/tasks.json"),),
+            [("A", ".vscode", "guarded"), ("A", ".vscode/tasks.json", "guarded")],
+        ),
+        # A repository without a name of its own.
+        (
+            (file("r/HEAD"), folder("r/refs"), folder("r/objects"), file("r/config")),
+            [
+                *(("A", "r", ""), ("A", "r/HEAD", "guarded"), ("A", "r/config", "guarded")),
+                *(("A", "r/objects", "guarded"), ("A", "r/refs", "guarded")),
+            ],
+        ),
+        ((file("s", mode=0o4755), file("g", mode=0o2755)), [("A", "g", "set-id"), ("A", "s", "set-id")]),
+        ((_fifo,), [("A", "fifo", "special")]),
+        ((_marked,), [("A", "marked", "unreadable")]),
+        ((file(".ssh"),), [("A", ".ssh", "denied")]),
+    ],
+)
+def test_changes(tmp_path: Path, acts: tuple[Callable[[Staged], None], ...], expected: list[object]) -> None:
+    with stage(tmp_path / os.urandom(4).hex()) as staged:
+        for act in acts:
+            act(staged)
+        assert staged.changes() == expected
+
+
+def test_folders_that_are_too_deep_are_refused(staged: Staged) -> None:
+    _deep(staged)
+    found = staged.changes()
+    assert len(found) < 300 and found[-1][2] == "unreadable"
+
+
+def test_what_somebody_else_changed_is_a_conflict(staged: Staged) -> None:
+    for act in (file("a"), file("b", "old b\n", 0o600), removed("sub/y"), file("made"), file("lost")):
+        act(staged)
+    os.setxattr(staged.layer / "lost", "user.overlay.origin", b"x")  # as the copy of a file has it
+    for name in ("a", "sub/y", "made"):
+        (staged.folder / name).write_text("somebody's\n")
+    assert staged.changes() == [
+        ("D", "sub/y", "conflict"),
+        ("M", "a", "conflict"),
+        ("M", "b", ""),
+        ("A", "lost", "conflict"),
+        ("M", "made", "conflict"),
+    ]
+
+
+def test_a_bare_repository_that_was_there(staged: Staged) -> None:
+    for name in ("HEAD", "refs/x", "objects/x"):
+        (staged.folder / "r" / name).parent.mkdir(parents=True, exist_ok=True)
+        (staged.folder / "r" / name).write_text("x")
+    file("r/hooks/post-update")(staged)
+    file("r/description")(staged)
+    assert staged.changes() == [
+        ("A", "r/description", ""),
+        ("A", "r/hooks", "guarded"),
+        ("A", "r/hooks/post-update", "guarded"),
+    ]
+
+
+def test_another_folder_in_its_place(staged: Staged, tmp_path: Path) -> None:
+    staged.folder.rename(tmp_path / "moved")
+    staged.folder.mkdir()
+    with pytest.raises(StagingRefused, match="another folder"):
+        staged.changes()
+    staged.folder.rmdir()
+    staged.folder.symlink_to(tmp_path / "moved")
+    with pytest.raises(StagingRefused, match="cannot be compared"):
+        staged.changes()
+
+
+def test_the_record_is_all_that_is_needed(staged: Staged) -> None:
+    from sandbox.staged.store import list_changesets
+
+    found = list_changesets(os.path.dirname(staged.changeset.path))
+    assert found == [Changeset(*staged.changeset)]
