@@ -19,7 +19,7 @@ import os
 import stat
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sandbox.files import write_all
 from sandbox.paths.walk import Step, close, walk_below
@@ -28,6 +28,7 @@ from sandbox.staged.store import Changeset
 
 _NOREPLACE, _EXCHANGE = 1, 2
 _PIECE_BYTES = 1 << 20
+_LONGEST_JOURNAL = 16 << 20
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _CHANGED = "it was changed meanwhile"
@@ -43,20 +44,30 @@ class _Conflict(Exception):
 
 
 def apply(changeset: Changeset, changes: Sequence[Change], forced: Collection[str] = ()) -> Iterator[Applied]:
-    """Apply these changes, in the order of `changes_of`. Within `locked`. `forced`: paths, absolute, whose
-    refusals a person has overruled, each with everything below it. Raises StagingRefused."""
+    """Apply these changes, in the order of `changes_of`. Within `locked`, after `recover`. `forced`: paths,
+    absolute, whose refusals a person has overruled, each with everything below it. Raises StagingRefused."""
     journal = _Journal(changeset)
     try:
-        journal.recover()
         for number in range(len(changeset.folders)):
             own = [change for change in changes if change.folder == number]
             if own:
                 with open_folder(changeset, number) as (layer, folder):
                     yield from _Application(changeset, number, layer, folder, journal, forced).all(own)
                     _sync(folder)
-        journal.note(None)
+        journal.done()
     finally:
         journal.close()
+
+
+def recover(changeset: Changeset) -> None:
+    """Finish or undo what a killed application was doing. Within `locked`, before the folder is compared with
+    its layer. Raises OSError and StagingRefused."""
+    if os.path.lexists(changeset.journal):
+        journal = _Journal(changeset)
+        try:
+            journal.recover()
+        finally:
+            journal.close()
 
 
 class _Application:
@@ -128,7 +139,11 @@ class _Application:
         if identity(os.stat(draft, dir_fd=above, follow_symlinks=False)) != change.before:
             _rename(above, draft, name, _NOREPLACE)
             raise _Conflict
-        os.unlink(draft, dir_fd=above)
+        try:
+            os.unlink(draft, dir_fd=above)
+        except OSError:
+            self._journal.leave()
+            raise
 
     def _make_folder(self, above: int, name: str) -> None:
         with suppress(FileExistsError):
@@ -159,8 +174,12 @@ class _Application:
                 raise _Conflict
         finally:
             if is_ours:
-                with suppress(FileNotFoundError):
+                try:
                     os.unlink(draft, dir_fd=above)
+                except FileNotFoundError:
+                    pass
+                except OSError:
+                    self._journal.leave()
 
     def _copy(
         self, layer: int, name: str, above: int, draft: str, change: Change, known: os.stat_result | None
@@ -225,12 +244,15 @@ class _Parent:
 
 
 class _Journal:
-    """Names the one file that is not in its place yet, so that a later application finds it."""
+    """Names the file that is not in its place yet, and those that could not be removed, so that a later
+    application finds them."""
 
     def __init__(self, changeset: Changeset) -> None:
         self._changeset = changeset
         self._fd = os.open(changeset.journal, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        self._draft = f".runner.{os.urandom(8).hex()}"
+        self._token = os.urandom(8).hex()
+        self._left = self._read()
+        self._now: list[Any] = []
 
     def close(self) -> None:
         os.close(self._fd)
@@ -238,32 +260,51 @@ class _Journal:
     def draft(self, change: Change) -> str:
         """Note the name that a file has until it is in its place, or that the old one has until it is
         removed."""
-        self.note([change.folder, change.path, self._draft, change.before])
-        return self._draft
+        draft = f".runner.{self._token}.{len(self._left)}"
+        self._now = [change.folder, change.path, draft, change.before]
+        self._write([*self._left, self._now])
+        return draft
 
-    def note(self, entry: list[object] | None) -> None:
-        data = json.dumps(entry).encode()
-        os.pwrite(self._fd, data + b" " * max(0, os.fstat(self._fd).st_size - len(data)), 0)
+    def leave(self) -> None:
+        """The last one could not be removed."""
+        self._left.append(self._now)
+
+    def done(self) -> None:
+        self._write(self._left)
 
     def recover(self) -> None:
-        """Finish or undo what a killed application was doing."""
+        self._left = [each for each in self._left if not self._is_mended(*each)]
+        self.done()
+
+    def _is_mended(self, number: int, path: str, draft: str, known: list[int] | None) -> bool:
         try:
-            number, path, draft, known = json.loads(os.pread(self._fd, 1 << 16, 0))
-        except (ValueError, TypeError):
-            return  # empty, or killed while it was written: then nothing was made
-        with (
-            suppress(OSError),
-            open_folder(self._changeset, number) as (_, folder),
-            _Parent(folder, path) as (above, name),
-        ):
-            left = list(identity(os.stat(draft, dir_fd=above, follow_symlinks=False)))
-            if known is not None and left[0] == known[0] and left != known:
-                # It is the old file, and somebody had changed it.
-                there = os.path.lexists(f"/proc/self/fd/{above}/{name}")
-                _rename(above, draft, name, _EXCHANGE if there else _NOREPLACE)
-                if not there:
-                    return
-            os.unlink(draft, dir_fd=above)
+            with open_folder(self._changeset, number) as (_, folder), _Parent(folder, path) as (above, name):
+                left = list(identity(os.stat(draft, dir_fd=above, follow_symlinks=False)))
+                if known is not None and left[0] == known[0] and left != known:
+                    # It is the old file, and somebody had changed it before it was removed or replaced.
+                    if not os.path.lexists(f"/proc/self/fd/{above}/{name}"):
+                        _rename(above, draft, name, _NOREPLACE)
+                        return True
+                    _rename(above, draft, name, _EXCHANGE)
+                os.unlink(draft, dir_fd=above)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        return True
+
+    def _read(self) -> list[Any]:
+        """Nothing if it is empty, or was killed while it was written: then no file was made."""
+        try:
+            found = json.loads(os.pread(self._fd, _LONGEST_JOURNAL, 0))
+        except ValueError:
+            return []
+        return [each for each in found if isinstance(each, list) and len(each) == 4]
+
+    def _write(self, entries: list[Any]) -> None:
+        data = json.dumps(entries).encode()
+        size = os.fstat(self._fd).st_size
+        os.pwrite(self._fd, data + b" " * max(0, size - len(data)), 0)
 
 
 def _require_known(above: int, name: str, change: Change) -> os.stat_result:

@@ -11,7 +11,7 @@ from runner.cli.staging.diff import add_choice, say_refused, summary
 from runner.cli.staging.select import absolute, changes, choose, place_of
 from runner.outcome import EXIT
 from sandbox.document.diagnostic import printable
-from sandbox.staged.apply import apply
+from sandbox.staged.apply import apply, recover
 from sandbox.staged.layer import FORCEABLE, Change
 from sandbox.staged.store import Changeset, StagingRefused, locked, remove_changeset
 from sandbox.staged.text import line_of
@@ -46,6 +46,7 @@ def take(changeset: Changeset, paths: Sequence[str] = (), force: Sequence[str] =
     """Apply, say what was done, and forget the changeset if nothing of it is left. Returns the exit status.
     Raises StagingRefused."""
     with locked(changeset):
+        recover(changeset)
         found = changes(changeset, paths, os.environ)
         forced = [absolute(changeset, word) for word in force]
         done: list[Change] = []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.staged.apply import apply
+from sandbox.staged.apply import apply, recover
 from sandbox.staged.layer import Change, changes_of
 from sandbox.staged.store import ChangesetInUse, locked
 from tests.layers_by_hand import JUDGE, Staged, file, folder, link, removed, stage
@@ -26,6 +26,7 @@ def take(
     staged: Staged, forced: Collection[str] = (), meanwhile: Callable[[], object] = lambda: None
 ) -> dict[str, str]:
     """Apply everything. Returns what was not applied, with the reason. `meanwhile`: after the comparison."""
+    recover(staged.changeset)
     found = list(changes_of(staged.changeset, JUDGE))
     meanwhile()
     places = [str(staged.folder / path) for path in forced]
@@ -143,7 +144,7 @@ def test_what_a_killed_application_left_is_found(tmp_path: Path) -> None:
             new.write_text("new\n")
             if somebodys:
                 draft.write_text(somebodys)
-            Path(staged.changeset.journal).write_text(json.dumps([0, "a", draft.name, change.before]))
+            Path(staged.changeset.journal).write_text(json.dumps([[0, "a", draft.name, change.before]]))
             take(staged)
             assert not draft.exists() and new.read_text() == expected
 
