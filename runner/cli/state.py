@@ -18,6 +18,7 @@ from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.identity.all_states import State, StateInUse, StateNotRemoved, list_states, remove_state
 from sandbox.identity.host_side import host_side
 from sandbox.identity.state import last_used
+from sandbox.staged.store import list_changesets, store_path
 from sandbox.units import format_size
 
 NAME = "state"
@@ -138,10 +139,17 @@ def _uid(state: State) -> str:
 
 
 def _print_list(states: Sequence[State], args: argparse.Namespace) -> None:
+    store = store_path(os.environ)
+    waiting = len(list_changesets(store))
+    staged_bytes = (measured(store) or (0, False))[0]
     if args.json:
         listed = [{**_entry(state), **_measured(state)} for state in states]
-        print(json.dumps({"schema": SCHEMA, "states": listed}, indent=2))
+        staged = {"changesets": waiting, "bytes": staged_bytes}
+        print(json.dumps({"schema": SCHEMA, "states": listed, "staged": staged}, indent=2))
         return
+    if waiting and not args.orphaned:
+        told = f"{waiting} runs with staged writes have changes that wait, {format_size(staged_bytes)}"
+        print(f"{told}: runner changes")
     if not states:
         print("no state is orphaned" if args.orphaned else "no plugin has state on this machine")
         return

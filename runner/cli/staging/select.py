@@ -37,7 +37,7 @@ def choose(words: Sequence[str], environ: Mapping[str, str]) -> tuple[Changeset,
     return known[0], [*words]
 
 
-def judge_of(environ: Mapping[str, str]) -> Judge:
+def judge_of(changeset: Changeset, environ: Mapping[str, str]) -> Judge:
     """What may not be applied on this machine: the denylist's paths by name, and the guards' table. Raises
     StagingRefused for a policy that cannot be read."""
     own_homes = homes(environ)
@@ -47,7 +47,12 @@ def judge_of(environ: Mapping[str, str]) -> Judge:
         first = error.diagnostics[0]
         raise StagingRefused(f"the policy cannot be read: {first.text()}", first.hint) from None
 
+    # Most folders have nothing denied in them or above them, and hundreds of paths are.
+    near = any(lexical_hit(each.real, own_homes, deny) for each in changeset.folders)
+
     def denied(path: str) -> str:
+        if not near:
+            return ""
         hit = lexical_hit(path, own_homes, deny)
         return "" if hit is None else f"it {hit.clause()}"
 
@@ -57,7 +62,7 @@ def judge_of(environ: Mapping[str, str]) -> Judge:
 def changes(changeset: Changeset, paths: Sequence[str], environ: Mapping[str, str]) -> list[Change]:
     """The changes at or below these paths; all without any. Raises StagingRefused, also for a path without a
     change."""
-    found = list(changes_of(changeset, judge_of(environ)))
+    found = list(changes_of(changeset, judge_of(changeset, environ)))
     if not paths:
         return found
     wanted = {path: absolute(changeset, path) for path in paths}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +112,41 @@ def test_it_waits_until_it_is_taken(project: Project) -> None:
     assert (project.folder / ".vscode/tasks.json").exists()
     assert f"discarded {name}" in project.verb("discard", name)
     assert name not in project.verb("changes")
+
+
+@pytest.mark.parametrize(
+    ("answers", "told", "taken", "kept"),
+    [
+        (("l", "a"), ("+more", "applied: 0 added, 1 modified, 0 removed"), True, False),
+        (("d",), (), False, False),
+        (("what",), ("kept: runner diff",), False, True),
+    ],
+)
+def test_at_a_terminal_the_person_decides_at_once(
+    project: Project, answers: tuple[str, ...], told: tuple[str, ...], taken: bool, kept: bool
+) -> None:
+    ours, theirs = pty.openpty()
+    words = ("run", "--write", str(project.folder), "--staged", "--", "sh", "-c", 'echo more >> "$1/a"', "sh")
+    process = project.caller.start(
+        *words, str(project.folder), stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
+    )
+    os.close(theirs)
+    said = ""
+    with open(ours, "r+b", buffering=0) as terminal:
+        for answer in answers:
+            while not said.endswith("[a/l/d/K] "):
+                said += terminal.read(4096).decode()
+            terminal.write(f"{answer}\n".encode())
+            said += terminal.read(1).decode()
+        with suppress(OSError):  # EIO: everybody has closed it
+            while piece := terminal.read(4096):
+                said += piece.decode()
+    assert process.wait(60) == 0 and all(each in said for each in told), said
+    assert ((project.folder / "a").read_text() == "a\nmore\n") is taken
+    listed = json.loads(project.verb("changes", "--json"))["changesets"]
+    assert any(str(project.folder) in each["folders"] for each in listed) is kept
+    if kept:
+        assert "changes that wait" in project.verb("state", "list")
 
 
 def test_nothing_is_left_of_a_run_that_changed_nothing(project: Project) -> None:
