@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import pickle
 import re
 import shutil
@@ -30,8 +31,9 @@ from runner.library import (
 )
 from runner.protocol.dialect import Progress, Refusal
 from runner.protocol.host_services import Completion, Services
+from sandbox.staged.store import list_changesets, locked, remove_changeset, store_path
 from tests import misbehaviour
-from tests.conftest import ROOT, SYSTEM_PATH
+from tests.conftest import ROOT, SPARE_UID, SYSTEM_PATH
 from tests.runner.launch.monitored_plugins import is_sound
 from tests.tables import one_case
 
@@ -534,3 +536,53 @@ async def test_an_empty_name_is_refused(shelf: Path, name: str) -> None:
     with pytest.raises(ValueError, match=f"^{name}: its value is empty"):
         async with runner.open_plugin(shelf / "nexo_bare", **{name: ""}):  # type: ignore[arg-type]
             raise AssertionError("it was opened")
+
+
+# --- staged writes ------------------------------------------------------------------------------------------
+
+_WRITER = """#!/usr/bin/python3 -I
+import json, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    answer = {"tools": [{"name": "write", "inputSchema": {"type": "object"}}]}
+    if asked["method"] == "initialize":
+        answer = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}},
+                  "serverInfo": {"name": "writer", "version": "1"}}
+    elif asked["method"] == "tools/call":
+        with open(sys.argv[1] + "/new", "w") as file:
+            file.write("x")
+        answer = {"content": []}
+    said = {"result": answer}
+    if asked["method"] not in ("initialize", "tools/list", "tools/call"):
+        said = {"error": {"code": -32601, "message": "no"}}
+    print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **said}), flush=True)
+"""
+
+
+@pytest.mark.launches
+@pytest.mark.trio
+async def test_the_writes_of_each_session_wait(plugin_dir: Path, sessions: None, write_file: Write) -> None:
+    folder = plugin_dir / "folder"
+    folder.mkdir()
+    if os.geteuid() == 0:
+        os.chown(folder, SPARE_UID, SPARE_UID)
+    write_file(plugin_dir / "server.py", _WRITER).chmod(0o755)
+    entry = {"command": "./server.py", "args": [str(folder)], "x-sandbox": {"write": [str(folder)]}}
+    manifest = write_file(plugin_dir / "mcp.json", json.dumps({"mcpServers": {"writer": entry}}))
+    policy = write_file(plugin_dir / "policy.toml", f'version = 1\n[write]\nceiling = ["{folder}"]\n')
+    names = []
+    with trio.fail_after(SECONDS):
+        for _ in range(2):
+            done = await run(manifest, "write", {}, policy=policy, staged=True, environ=ENVIRON)
+            assert done.report["staged"]["folders"] == [str(folder)] and not os.listdir(folder)
+            names.append(done.report["staged"]["id"])
+            waits = [each["message"] for each in done.report["notes"] if each["rule"] == "staged"]
+        assert len(set(names)) == 2 and len(waits) == 1  # the second run names what the first one left
+        done = await run(manifest, "write", {}, policy=policy, environ=ENVIRON)
+        assert done.report["staged"] is None and os.listdir(folder) == ["new"]
+    for each in list_changesets(store_path(ENVIRON)):
+        if each.id in names:
+            with locked(each):
+                remove_changeset(each)
