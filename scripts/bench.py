@@ -33,6 +33,7 @@ from scripts.benches import (
     peers,
     plots,
     serve,
+    staged,
     talks,
     waiting,
 )
@@ -61,11 +62,12 @@ class Counts(NamedTuple):
     starts: int
     seconds: int
     most: int
+    files: int
 
 
 # 100 kills are the fewest that have a 99th percentile.
-FULL = Counts(60, 100, 20, 2000, 30, 30, 64, 1000, 20, 20, 10, 10, 500)
-QUICK = Counts(4, 5, 2, 100, 3, 3, 8, 100, 2, 3, 3, 2, 10)
+FULL = Counts(60, 100, 20, 2000, 30, 30, 64, 1000, 20, 20, 10, 10, 500, 100_000)
+QUICK = Counts(4, 5, 2, 100, 3, 3, 8, 100, 2, 3, 3, 2, 10, 1000)
 BINDS = (1, 10, 100)
 SESSIONS = (1, 10, 100, 500)
 IDLE = 200  # plugins of a daemon
@@ -84,6 +86,7 @@ _MEANINGS = {
     "starts": "starts beside each number of open sessions",
     "seconds": "seconds of waiting",
     "most": "sessions that are open at most",
+    "files": "files that a staged build makes",
 }
 
 
@@ -149,6 +152,10 @@ def _network(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Ta
     return network.bench(caller, max(2, counts.launches // 2), counts.connections, counts.downloads)
 
 
+def _staged(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
+    return staged.bench(caller, counts.files, max(1, counts.starts // 3))
+
+
 def _waiting(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
     return waiting.bench(caller, counts.seconds)
 
@@ -170,6 +177,7 @@ PARTS: Mapping[str, Part] = {
     "serve": _serve,
     "gateway": _gateway,
     "network": _network,
+    "staged": _staged,
     "waiting": _waiting,
 }
 
