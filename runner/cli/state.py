@@ -12,13 +12,13 @@ from typing import TypedDict
 
 from runner.cli.shared.measure import measured
 from runner.cli.shared.text import day, say
+from runner.cli.staging.select import waiting_changesets
 from runner.manifest.load import find, load_all
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.identity.all_states import State, StateInUse, StateNotRemoved, list_states, remove_state
 from sandbox.identity.host_side import host_side
 from sandbox.identity.state import last_used
-from sandbox.staged.store import list_changesets, store_path
 from sandbox.units import format_size
 
 NAME = "state"
@@ -139,9 +139,9 @@ def _uid(state: State) -> str:
 
 
 def _print_list(states: Sequence[State], args: argparse.Namespace) -> None:
-    store = store_path(os.environ)
-    waiting = len(list_changesets(store))
-    staged_bytes = (measured(store) or (0, False))[0]
+    changesets = waiting_changesets(os.environ)
+    waiting = len(changesets)
+    staged_bytes = sum((measured(each.path) or (0, False))[0] for each in changesets)
     if args.json:
         listed = [{**_entry(state), **_measured(state)} for state in states]
         staged = {"changesets": waiting, "bytes": staged_bytes}

@@ -204,9 +204,9 @@ def list_changesets(store: str) -> list[Changeset]:
     return sorted(found, key=lambda each: each.began)
 
 
-def find_changeset(store: str, start: str) -> Changeset | None:
+def find_changeset(known: Sequence[Changeset], start: str) -> Changeset | None:
     """The changeset whose id begins with `start`. Raises StagingRefused if there are several."""
-    found = [each for each in list_changesets(store) if each.id.startswith(start)]
+    found = [each for each in known if each.id.startswith(start)]
     if len(found) > 1:
         ids = ", ".join(each.id for each in found)
         raise StagingRefused(f"{start} could be {ids}", "write more of the id")

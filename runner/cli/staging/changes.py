@@ -9,9 +9,10 @@ import time
 
 from runner.cli.shared.measure import measured
 from runner.cli.shared.table import print_table
+from runner.cli.staging.select import waiting_changesets
 from runner.outcome import EXIT
 from sandbox.document.diagnostic import printable
-from sandbox.staged.store import Changeset, in_use, list_changesets, store_path
+from sandbox.staged.store import Changeset, in_use
 from sandbox.units import format_size
 
 NAME = "changes"
@@ -24,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = list_changesets(store_path(os.environ))
+    found = waiting_changesets(os.environ)
     if args.json:
         print(json.dumps({"schema": SCHEMA, "changesets": [*map(_entry, found)]}, indent=2))
         return EXIT["ok"]

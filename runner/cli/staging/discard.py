@@ -7,16 +7,14 @@ import os
 
 from runner.cli.shared.text import say
 from runner.cli.staging.diff import say_refused
-from runner.cli.staging.select import choose
+from runner.cli.staging.select import choose, waiting_changesets
 from runner.outcome import EXIT
 from sandbox.document.diagnostic import printable
 from sandbox.staged.store import (
     ChangesetInUse,
     StagingRefused,
-    list_changesets,
     locked,
     remove_changeset,
-    store_path,
 )
 
 NAME = "discard"
@@ -41,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         if args.all and args.chosen:
             raise StagingRefused("--all: leave the ids out", "or leave --all out")
         if args.all:
-            chosen = list_changesets(store_path(os.environ))
+            chosen = waiting_changesets(os.environ)
         else:
             chosen = []
             for word in args.chosen or [""]:

@@ -9,7 +9,7 @@ from runner.contracts.registry import all_host_places
 from sandbox.document.diagnostic import DocumentError
 from sandbox.paths.denied_paths import lexical_hit
 from sandbox.paths.guarded import guarded_table
-from sandbox.paths.homes import homes
+from sandbox.paths.homes import homes, own_home
 from sandbox.paths.mounts import contains
 from sandbox.policy.load import load_policy
 from sandbox.staged.layer import Change, Judge, changes_of
@@ -18,13 +18,19 @@ from sandbox.staged.store import Changeset, StagingRefused, find_changeset, list
 _SHORTEST = 4  # characters of an id
 
 
+def waiting_changesets(environ: Mapping[str, str]) -> list[Changeset]:
+    """All of this user, the oldest first. For entries that a host starts XDG_STATE_HOME does not count."""
+    own = own_home() if environ.get("XDG_STATE_HOME") else ""
+    stores = dict.fromkeys((store_path(environ), *([store_path({"HOME": own})] if own else [])))
+    return sorted((each for store in stores for each in list_changesets(store)), key=lambda each: each.began)
+
+
 def choose(words: Sequence[str], environ: Mapping[str, str]) -> tuple[Changeset, list[str]]:
     """The changeset, and the paths among the words. Without an id it is the only one. Raises
     StagingRefused."""
-    store = store_path(environ)
-    known = list_changesets(store)
+    known = waiting_changesets(environ)
     if words and len(words[0]) >= _SHORTEST and "/" not in words[0]:
-        found = find_changeset(store, words[0])
+        found = find_changeset(known, words[0])
         if found is not None:
             return found, [*words[1:]]
     if not known:
