@@ -144,6 +144,7 @@ def _make(
             folder = _make_folder(str(number), here, held)
             os.chmod(str(number), 0o711, dir_fd=here)
             upper = _make_folder(UPPER, folder, held, plugin)
+            _require_attributes(upper, store)
             _make_folder(WORK, folder, held, plugin)
             path = os.path.join(store, name, str(number))
             layers.append(OpenLayer(path, folder, upper, WORK, lock))
@@ -167,6 +168,19 @@ def _make_folder(name: str, above: int, held: ExitStack, owner: tuple[int, int] 
     if owner is not None and owner[0] != os.geteuid():
         os.chown(name, *owner, dir_fd=above, follow_symlinks=False)
     return fd
+
+
+def _require_attributes(folder: int, store: str) -> None:
+    """Without attributes of users overlayfs mounts, and fails when a folder is replaced. Raises
+    StagingRefused."""
+    path, name = f"/proc/self/fd/{folder}", "user.runner"
+    try:
+        os.setxattr(path, name, b"1")
+        os.removexattr(path, name)
+    except OSError as error:
+        told = f"changes cannot be kept in {store}: its filesystem keeps no attributes of users"
+        hint = "ext4, xfs and btrfs do, and tmpfs since Linux 6.6: XDG_STATE_HOME names another place"
+        raise StagingRefused(f"{told} ({error.strerror})", hint) from None
 
 
 def _close(above: int, opened: OpenChangeset) -> bool:

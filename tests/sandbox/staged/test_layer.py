@@ -4,12 +4,15 @@ overlayfs does not make all of them."""
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from sandbox.staged.store import Changeset, StagingRefused
+from sandbox.staged.store import MOST_KEPT, Changeset, StagingRefused
+from tests.conftest import ROOT
 from tests.layers_by_hand import Staged, file, folder, link, removed, stage
 from tests.tables import one_case
 
@@ -162,3 +165,24 @@ def test_the_record_is_all_that_is_needed(staged: Staged) -> None:
 
     found = list_changesets(os.path.dirname(staged.changeset.path))
     assert found == [Changeset(*staged.changeset)]
+
+
+@pytest.mark.needs("root")
+def test_a_store_that_keeps_no_attributes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    code = (
+        "import sys; from pathlib import Path; from tests.layers_by_hand import stage\n"
+        "with stage(Path(sys.argv[1])): pass"
+    )
+    script = 'mount -t ramfs none "$0/store" && exec "$1" -c "$2" "$0"'
+    (tmp_path / "store").mkdir()
+    words = ("unshare", "--mount", "sh", "-c", script, str(tmp_path), sys.executable, code)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert "keeps no attributes of users" in done.stderr and os.listdir(tmp_path / "store") == []
+
+
+def test_only_so_many_wait(tmp_path: Path) -> None:
+    for number in range(MOST_KEPT):
+        (tmp_path / f"store/{number:08x}").mkdir(parents=True)
+    with pytest.raises(StagingRefused, match="at most 100"), stage(tmp_path):
+        pass
