@@ -34,15 +34,19 @@ class Staged:
 
 
 @contextmanager
-def stage(home: Path) -> Iterator[Staged]:
+def stage(home: Path, owner: int | None = None) -> Iterator[Staged]:
     """A folder with some files, and an empty layer. The store is not root's, which all of the machine has."""
     folder = home / "folder"
     for name in ("sub/deep/x", "sub/y", "a", "b"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"old {name}\n")
     (folder / "to_a").symlink_to("a")
+    if owner is not None:
+        for path in (folder, *folder.rglob("*")):
+            os.chown(path, owner, owner, follow_symlinks=False)
+    ids = (os.geteuid(), os.getegid()) if owner is None else (owner, owner)
     status = folder.stat()
-    known = StagedFolder(str(folder), status.st_dev, status.st_ino, (os.geteuid(), os.getegid()))
+    known = StagedFolder(str(folder), status.st_dev, status.st_ino, ids)
     with open_changeset(str(home / "store"), "demo", [known], os.geteuid(), os.getegid()) as opened:
         yield Staged(opened)
 

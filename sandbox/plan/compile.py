@@ -386,17 +386,15 @@ def _judge_places(
 def _guards(
     opened: Mapping[str, _OpenedPath], denylist: Denylist, request: PlanRequest, staged: Collection[str]
 ) -> tuple[Guard, ...]:
-    """Nobody outside obeys what is in a layer: it is judged when it is applied (sandbox/staged)."""
-    written = [
-        (dest, held.source, held.where)
-        for dest, held in opened.items()
-        if held.access == "write" and dest not in staged
-    ]
+    """Nobody outside obeys what is in a layer: it is judged when it is applied (sandbox/staged). What cannot
+    be guarded is refused all the same: a guarded link to a file that would be applied as any other."""
+    written = [(dest, held.source, held.where) for dest, held in opened.items() if held.access == "write"]
     if not written:
         return ()
     from sandbox.plan.guards import all_guards
 
-    return all_guards(written, denylist, request.conceal)
+    found = all_guards(written, denylist, request.conceal)
+    return tuple(each for each in found if each.dest not in staged)
 
 
 def _with_state_to_make(binds: Sequence[Bind], shown: Iterable[ShownPath]) -> list[Bind]:

@@ -1,37 +1,41 @@
 """Apply a changeset: from the layer to the folder, one name at a time, each whole or not at all.
 
-A new file is written under a name of its own in its folder and then renamed, so nobody sees half of it. Where
-there is a file already, the two exchange their names, and the old one is removed only if it is the one that
-was compared: else they are exchanged back. The layer is only read. So an application that was killed can be
-repeated: what is done is equal by then, and no change any more. The journal names the one file that a crash
-leaves behind.
+A new file is made in a folder of drafts, which nobody else may enter, and renamed to its place when it is
+whole. Where there is a file already, the two exchange their names, and the old one is removed only if it is
+the one that was compared: else they are exchanged back. The layer is only read. So an application that was
+killed can be repeated: what is done is equal by then, and no change any more.
 
 The layer's files are read while no process of its cage lives (`locked`). Programs of the host may work in the
-folder meanwhile; no link of theirs is followed, and what they change is a conflict.
+folder meanwhile; no link of theirs is followed, and what they change is a conflict. As root, owners and modes
+are set in the folder of drafts only, where nobody can put another file in the place of ours.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import json
 import os
 import stat
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import NamedTuple
 
 from sandbox.files import write_all
-from sandbox.paths.walk import Step, close, walk_below
-from sandbox.staged.layer import FORCEABLE, Change, identity, open_folder, user_attributes
-from sandbox.staged.store import Changeset
+from sandbox.paths.walk import close, walk_below
+from sandbox.staged.journal import SOMEBODYS, Journal, Pending, read_journal
+from sandbox.staged.layer import FORCEABLE, Change, identity, open_folder, open_own, user_attributes
+from sandbox.staged.store import Changeset, StagingRefused
 
 _NOREPLACE, _EXCHANGE = 1, 2
 _PIECE_BYTES = 1 << 20
-_LONGEST_JOURNAL = 16 << 20
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DRAFT = "draft"
 _CHANGED = "it was changed meanwhile"
+
+
+_Act = Callable[[int, str, Change], None]  # the open folder, the name in it, and what becomes of it
 
 
 class Applied(NamedTuple):
@@ -45,29 +49,67 @@ class _Conflict(Exception):
 
 def apply(changeset: Changeset, changes: Sequence[Change], forced: Collection[str] = ()) -> Iterator[Applied]:
     """Apply these changes, in the order of `changes_of`. Within `locked`, after `recover`. `forced`: paths,
-    absolute, whose refusals a person has overruled, each with everything below it. Raises StagingRefused."""
-    journal = _Journal(changeset)
-    try:
+    absolute, whose refusals a person has overruled, each with everything below it. Raises OSError and
+    StagingRefused."""
+    with ExitStack() as stack:
+        journal = Journal(changeset)
+        stack.callback(journal.close)
         for number in range(len(changeset.folders)):
             own = [change for change in changes if change.folder == number]
             if own:
-                with open_folder(changeset, number) as (layer, folder):
-                    yield from _Application(changeset, number, layer, folder, journal, forced).all(own)
-                    _sync(folder)
-        journal.done()
-    finally:
-        journal.close()
+                with (
+                    open_folder(changeset, number) as (layer, folder),
+                    _Application(changeset, number, (layer, folder), journal, forced) as application,
+                ):
+                    yield from application.all(own)
 
 
-def recover(changeset: Changeset) -> None:
-    """Finish or undo what a killed application was doing. Within `locked`, before the folder is compared with
-    its layer. Raises OSError and StagingRefused."""
-    if os.path.lexists(changeset.journal):
-        journal = _Journal(changeset)
-        try:
-            journal.recover()
-        finally:
-            journal.close()
+def recover(changeset: Changeset, *, undo: bool = False) -> None:
+    """Finish what a killed application was doing, or with `undo` take it back. Within `locked`, before the
+    folder is compared with its layer. Raises OSError and StagingRefused."""
+    progress = read_journal(changeset)
+    for number, (name, inode) in progress.drafts.items():
+        with ExitStack() as stack:
+            _, folder = stack.enter_context(open_folder(changeset, number))
+            try:
+                drafts = os.open(name, _FOLDER, dir_fd=folder)
+            except FileNotFoundError:
+                continue
+            stack.callback(os.close, drafts)
+            if os.fstat(drafts).st_ino != inode:
+                continue  # somebody else's, in the place of ours
+            journal = Journal(changeset)
+            stack.callback(journal.close)
+            if progress.pending is not None and progress.pending.number == number:
+                _finish_pending(folder, drafts, progress.pending, journal, undo=undo)
+            _drop(drafts, journal)
+            os.rmdir(name, dir_fd=folder)
+            journal.note("changed", number, "", os.fstat(folder).st_ctime_ns)
+
+
+def _finish_pending(
+    folder: int,
+    drafts: int,
+    pending: Pending,
+    journal: Journal,
+    *,
+    undo: bool,
+) -> None:
+    number, path, before, is_folder = pending
+    with suppress(FileNotFoundError, NotADirectoryError), _parent(folder, path) as (above, name):
+        left = None
+        with suppress(FileNotFoundError):
+            left = identity(os.stat(_DRAFT, dir_fd=drafts, follow_symlinks=False))
+        if before is not None and left is not None and left[0] == before[0]:  # it is the old file
+            there = os.path.lexists(f"/proc/self/fd/{above}/{name}")
+            if there and left != before:  # somebody had changed it before it was replaced
+                _rename(drafts, _DRAFT, above, name, _EXCHANGE)
+            if not there and (undo or left != before):
+                _rename(drafts, _DRAFT, above, name, _NOREPLACE)
+        journal.note("changed", number, path.rpartition("/")[0], os.fstat(above).st_ctime_ns)
+        if is_folder:
+            status = os.stat(name, dir_fd=above, follow_symlinks=False)
+            journal.note("changed", number, path, status.st_ctime_ns)
 
 
 class _Application:
@@ -77,16 +119,42 @@ class _Application:
         self,
         changeset: Changeset,
         number: int,
-        layer: int,
-        folder: int,
-        journal: _Journal,
+        opened: tuple[int, int],
+        journal: Journal,
         forced: Collection[str],
     ) -> None:
         self._real = changeset.folders[number].real.rstrip("/")
         self._owner = changeset.folders[number].owner
-        self._number, self._layer, self._folder, self._journal = number, layer, folder, journal
+        self._number, self._journal = number, journal
+        self._layer, self._folder = opened
         self._forced = tuple(path.rstrip("/") for path in forced)
-        self._undone: set[str] = set()  # folders that could not be made
+        self._drafts = -1
+        self._name = f".runner.{os.urandom(8).hex()}"
+        self._began = changeset.began
+        self._changed = dict(read_journal(changeset).changed)
+        self._touched: tuple[str, int] | None = None  # the folder in which something was done last
+        self._linked: dict[int, tuple[str, int]] = {}  # where a file of the layer with several names is now
+
+    def __enter__(self) -> _Application:
+        self._look_at("", self._folder)
+        os.mkdir(self._name, 0o700, dir_fd=self._folder)
+        self._drafts = os.open(self._name, _FOLDER, dir_fd=self._folder)
+        status = os.fstat(self._drafts)
+        # The owner of the folder may have put another one there, even one of root's.
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077 or os.listdir(self._drafts):
+            os.close(self._drafts)
+            raise StagingRefused(f"{self._real} is being changed by another program", "try again")
+        self._journal.note("drafts", self._number, self._name, status.st_ino)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._leave()
+        with suppress(OSError):  # the next application looks again
+            _drop(self._drafts, self._journal)
+            os.rmdir(self._name, dir_fd=self._folder)
+        os.close(self._drafts)
+        self._note_changed("", self._folder)
+        _libc.syncfs(self._folder)  # before the layer is removed
 
     def all(self, changes: Sequence[Change]) -> Iterator[Applied]:
         modes = []
@@ -98,25 +166,21 @@ class _Application:
                 yield Applied(change, fault)
         # At the end: a folder that its owner may not write takes no files.
         for change in reversed(modes):
-            try:
-                with _Parent(self._folder, change.path) as (above, name):
-                    _change_mode(above, name, change.mode)
-                yield Applied(change)
-            except OSError as error:
-                yield Applied(change, f"{error.strerror}")
+            yield Applied(change, self._tried(change, self._set_mode))
 
     def _one(self, change: Change) -> str:
         """Returns why it was not applied, or ''."""
         if change.rule and not (change.rule in FORCEABLE and self._is_forced(change.path)):
             return f"{change.rule}: {change.reason}"
+        if change.act == "D":
+            return self._tried(change, self._remove)
+        return self._tried(change, self._make_folder if change.kind == "folder" else self._put)
+
+    def _tried(self, change: Change, act: _Act) -> str:
         try:
-            with _Parent(self._folder, change.path) as (above, name):
-                if change.act == "D":
-                    self._remove(above, name, change)
-                elif change.kind == "folder":
-                    self._make_folder(above, name)
-                else:
-                    self._put(above, name, change)
+            with _parent(self._folder, change.path) as (above, name):
+                self._enter(change.path.rpartition("/")[0], above)
+                act(above, name, change)
         except _Conflict:
             return f"conflict: {_CHANGED}"
         except OSError as error:
@@ -125,186 +189,242 @@ class _Application:
             return f"{error.strerror}"
         return ""
 
+    def _enter(self, path: str, above: int) -> None:
+        """Something is done in this folder next. What was done in the last one is complete."""
+        if self._touched is None or self._touched[0] != path:
+            self._leave()
+            self._look_at(path, above)
+            self._touched = path, os.dup(above)
+
+    def _leave(self) -> None:
+        if self._touched is not None:
+            path, fd = self._touched
+            self._note_changed(path, fd)
+            os.close(fd)
+            self._touched = None
+
+    def _look_at(self, path: str, folder: int) -> None:
+        """Note whether somebody else has changed a folder, before we do."""
+        time = os.fstat(folder).st_ctime_ns
+        known = self._changed.get((self._number, path))
+        if time >= self._began and known not in (time, SOMEBODYS):
+            self._changed[self._number, path] = SOMEBODYS
+            self._journal.note("changed", self._number, path, SOMEBODYS)
+
+    def _note_changed(self, path: str, folder: int) -> None:
+        key = self._number, path
+        if self._changed.get(key) != SOMEBODYS:
+            self._changed[key] = os.fstat(folder).st_ctime_ns
+            self._journal.note("changed", *key, self._changed[key])
+
     def _is_forced(self, path: str) -> bool:
         whole = f"{self._real}/{path}"
         return any(whole == each or whole.startswith(each + "/") for each in self._forced)
 
+    # --- one name -------------------------------------------------------------------------------------------
+
     def _remove(self, above: int, name: str, change: Change) -> None:
         if change.kind == "folder":
+            if _require_folder(above, name).st_ino != (change.before or (0,))[0]:
+                raise _Conflict
             os.rmdir(name, dir_fd=above)
             return
         _require_known(above, name, change)
-        draft = self._journal.draft(change)
-        _rename(above, name, draft, _NOREPLACE)
-        if identity(os.stat(draft, dir_fd=above, follow_symlinks=False)) != change.before:
-            _rename(above, draft, name, _NOREPLACE)
-            raise _Conflict
-        try:
-            os.unlink(draft, dir_fd=above)
-        except OSError:
-            self._journal.leave()
-            raise
+        self._begin(change)
+        with _writable(above):
+            _rename(above, name, self._drafts, _DRAFT, _NOREPLACE)
+            if identity(os.stat(_DRAFT, dir_fd=self._drafts, follow_symlinks=False)) != change.before:
+                _rename(self._drafts, _DRAFT, above, name, _NOREPLACE)
+                raise _Conflict
+        _drop(self._drafts, self._journal)
 
-    def _make_folder(self, above: int, name: str) -> None:
-        with suppress(FileExistsError):
-            os.mkdir(name, 0o700, dir_fd=above)
-            self._own(above, name)
-        if not stat.S_ISDIR(os.stat(name, dir_fd=above, follow_symlinks=False).st_mode):
-            raise _Conflict
+    def _make_folder(self, above: int, name: str, change: Change) -> None:
+        if change.act == "M":
+            # Its content comes next, and its own mode at the end.
+            self._set_mode(above, name, change._replace(mode=change.mode | 0o700))
+            return
+        self._begin(change)
+        _drop(self._drafts, self._journal)
+        os.mkdir(_DRAFT, 0o700, dir_fd=self._drafts)
+        fd = os.open(_DRAFT, _FOLDER, dir_fd=self._drafts)
+        try:
+            self._own(fd, above)
+            os.fchmod(fd, (change.mode & 0o777) | 0o700 | (os.fstat(above).st_mode & stat.S_ISGID))
+            with _writable(above):
+                _rename(self._drafts, _DRAFT, above, name, _NOREPLACE)
+            self._note_changed(change.path, fd)
+        except FileExistsError:
+            raise _Conflict from None
+        finally:
+            os.close(fd)
+
+    def _set_mode(self, above: int, name: str, change: Change) -> None:
+        """Of a folder of its owner's: somebody may have put root's there."""
+        fd = os.open(name, _FOLDER, dir_fd=above)
+        try:
+            status = os.fstat(fd)
+            is_owners = status.st_uid == (self._owner[0] if os.geteuid() == 0 else os.geteuid())
+            if not is_owners or (change.before is not None and status.st_ino != change.before[0]):
+                raise _Conflict
+            self._look_at(change.path, fd)
+            os.fchmod(fd, (change.mode & 0o1777) | (status.st_mode & stat.S_ISGID))
+            self._note_changed(change.path, fd)
+        finally:
+            os.close(fd)
 
     def _put(self, above: int, name: str, change: Change) -> None:
         """Add or replace a file or a link."""
         known = None if change.act == "A" else _require_known(above, name, change)
-        draft = self._journal.draft(change)
-        is_ours = True  # whether the draft is, and not the file that was there
-        try:
-            with _Parent(self._layer, change.path) as (layer, _):
-                self._copy(layer, name, above, draft, change, known)
+        self._begin(change)
+        _drop(self._drafts, self._journal)
+        with _parent(self._layer, change.path) as (layer, _):
+            self._draft(layer, name, above, change, known)
+        ours = os.stat(_DRAFT, dir_fd=self._drafts, follow_symlinks=False)
+        with _writable(above):
             if known is None:
                 try:
-                    _rename(above, draft, name, _NOREPLACE)
+                    _rename(self._drafts, _DRAFT, above, name, _NOREPLACE)
                 except FileExistsError:
                     raise _Conflict from None
-                return
-            _rename(above, draft, name, _EXCHANGE)
-            if identity(os.stat(draft, dir_fd=above, follow_symlinks=False)) != change.before:
-                is_ours = False
-                _rename(above, draft, name, _EXCHANGE)
-                is_ours = True
-                raise _Conflict
-        finally:
-            if is_ours:
-                try:
-                    os.unlink(draft, dir_fd=above)
-                except FileNotFoundError:
-                    pass
-                except OSError:
-                    self._journal.leave()
+            else:
+                self._exchange(above, name, change, ours.st_ino)
+        if change.links > 1:
+            self._linked[change.inode] = change.path, ours.st_ino
 
-    def _copy(
-        self, layer: int, name: str, above: int, draft: str, change: Change, known: os.stat_result | None
-    ) -> None:
+    def _exchange(self, above: int, name: str, change: Change, ours: int) -> None:
+        _rename(self._drafts, _DRAFT, above, name, _EXCHANGE)
+        if identity(os.stat(_DRAFT, dir_fd=self._drafts, follow_symlinks=False)) == change.before:
+            _drop(self._drafts, self._journal)
+            return
+        # Somebody was faster, and may be so again: what is left here in the end is ours.
+        while True:
+            _rename(self._drafts, _DRAFT, above, name, _EXCHANGE)
+            if os.stat(_DRAFT, dir_fd=self._drafts, follow_symlinks=False).st_ino == ours:
+                raise _Conflict
+            ours = os.stat(name, dir_fd=above, follow_symlinks=False).st_ino
+
+    def _begin(self, change: Change) -> None:
+        if change.kind == "folder":
+            self._journal.note("folder", self._number, change.path)
+            return
+        before = None if change.act == "A" else change.before
+        self._journal.note("draft", self._number, change.path, before)
+
+    # --- drafts ---------------------------------------------------------------------------------------------
+
+    def _draft(self, layer: int, name: str, above: int, change: Change, known: os.stat_result | None) -> None:
         if change.kind == "link":
-            os.symlink(os.readlink(name, dir_fd=layer), draft, dir_fd=above)
-            self._own(above, draft, known)
+            os.symlink(os.readlink(name, dir_fd=layer), _DRAFT, dir_fd=self._drafts)
+            self._own_name(above, known)
             return
         if change.kind == "other":
             status = os.stat(name, dir_fd=layer, follow_symlinks=False)
             if not (stat.S_ISFIFO(status.st_mode) or stat.S_ISSOCK(status.st_mode)):
                 raise OSError(errno.EPERM, "a device is never made")
-            os.mknod(draft, status.st_mode, dir_fd=above)
-            self._own(above, draft, known)
+            os.mknod(_DRAFT, stat.S_IFMT(status.st_mode) | (change.mode & 0o777), dir_fd=self._drafts)
+            self._own_name(above, known)
             return
-        source = os.open(name, _READ, dir_fd=layer)
+        if known is None and change.links > 1 and self._link_again(change):
+            return
+        source = open_own(name, _READ, layer)
         try:
             if not stat.S_ISREG(os.fstat(source).st_mode):
                 raise _Conflict
-            target = os.open(draft, _NEW, 0o600, dir_fd=above)
+            target = os.open(_DRAFT, _NEW, 0o600, dir_fd=self._drafts)
             try:
                 _copy_data(source, target)
-                if known is not None:
-                    _copy_old_attributes(above, change.path.rpartition("/")[2], target)
+                if known is not None and self._is_owners(known):
+                    _copy_old_attributes(above, name, target)
                 for each, value in user_attributes(source).items():
                     os.setxattr(target, each, value)
-                self._own(above, draft, known)
+                self._own(target, above, known)
                 os.fchmod(target, change.mode)
             finally:
                 os.close(target)
         finally:
             os.close(source)
 
-    def _own(self, above: int, name: str, known: os.stat_result | None = None) -> None:
+    def _link_again(self, change: Change) -> bool:
+        """One more name of a file that was placed before. Copies could hold many times what the layer has."""
+        path, inode = self._linked.get(change.inode, ("", 0))
+        with suppress(OSError), _parent(self._folder, path) as (other, first):
+            if path and os.stat(first, dir_fd=other, follow_symlinks=False).st_ino == inode:
+                os.link(first, _DRAFT, src_dir_fd=other, dst_dir_fd=self._drafts, follow_symlinks=False)
+                if os.stat(_DRAFT, dir_fd=self._drafts, follow_symlinks=False).st_ino == inode:
+                    return True
+                os.unlink(_DRAFT, dir_fd=self._drafts)
+        return False
+
+    def _own(self, fd: int, above: int, known: os.stat_result | None = None) -> None:
         """Give a new file its owner: that of the one that it replaces, else the folder's."""
-        uid, gid = self._owner if known is None else (known.st_uid, known.st_gid)
-        here = os.stat(name, dir_fd=above, follow_symlinks=False)
-        if known is None and os.fstat(above).st_mode & stat.S_ISGID:
-            gid = here.st_gid
+        uid, gid = self._wanted(above, known)
+        here = os.fstat(fd)
         if (here.st_uid, here.st_gid) != (uid, gid):
             if os.geteuid() == 0:
-                os.chown(name, uid, gid, dir_fd=above, follow_symlinks=False)
+                os.fchown(fd, uid, gid)
             else:  # of another of our groups, if we are in it
                 with suppress(PermissionError):
-                    os.chown(name, -1, gid, dir_fd=above, follow_symlinks=False)
+                    os.fchown(fd, -1, gid)
+
+    def _is_owners(self, known: os.stat_result) -> bool:
+        """Whether a file that is replaced is the folder's owner's. Another user's, such as root's, is
+        replaced as its owner could: the new one is the owner's."""
+        return os.geteuid() != 0 or known.st_uid == self._owner[0]
+
+    def _own_name(self, above: int, known: os.stat_result | None) -> None:
+        """The same for what cannot be opened. It is in the folder of drafts, so it is ours."""
+        if os.geteuid() == 0:
+            os.chown(_DRAFT, *self._wanted(above, known), dir_fd=self._drafts, follow_symlinks=False)
+
+    def _wanted(self, above: int, known: os.stat_result | None) -> tuple[int, int]:
+        if known is not None and self._is_owners(known):
+            return known.st_uid, known.st_gid
+        status = os.fstat(above)
+        gid = self._owner[1] if os.geteuid() == 0 else os.getegid()
+        return self._owner[0], status.st_gid if status.st_mode & stat.S_ISGID else gid
 
 
-class _Parent:
+def _drop(drafts: int, journal: Journal) -> None:
+    """Remove the draft, if there is one. Other names of the same file get another change time by that."""
+    try:
+        fd = os.open(_DRAFT, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=drafts)
+    except FileNotFoundError:
+        return
+    try:
+        if stat.S_ISDIR(os.fstat(fd).st_mode):
+            os.rmdir(_DRAFT, dir_fd=drafts)
+            return
+        os.unlink(_DRAFT, dir_fd=drafts)
+        status = os.fstat(fd)
+        if status.st_nlink:
+            journal.note("other", status.st_ino, status.st_ctime_ns)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _parent(root: int, path: str) -> Iterator[tuple[int, str]]:
     """The open folder that a path is in, and the path's last name. No link is followed."""
-
-    def __init__(self, root: int, path: str) -> None:
-        self._root = root
-        self._above, _, self._name = path.rpartition("/")
-        self._steps: list[Step] = []
-
-    def __enter__(self) -> tuple[int, str]:
-        self._steps = walk_below(self._root, self._above)
-        return self._steps[-1].fd, self._name
-
-    def __exit__(self, *_: object) -> None:
-        close(self._steps)
+    above, _, name = path.rpartition("/")
+    steps = walk_below(root, above)
+    try:
+        yield steps[-1].fd, name
+    finally:
+        close(steps)
 
 
-class _Journal:
-    """Names the file that is not in its place yet, and those that could not be removed, so that a later
-    application finds them."""
-
-    def __init__(self, changeset: Changeset) -> None:
-        self._changeset = changeset
-        self._fd = os.open(changeset.journal, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        self._token = os.urandom(8).hex()
-        self._left = self._read()
-        self._now: list[Any] = []
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-    def draft(self, change: Change) -> str:
-        """Note the name that a file has until it is in its place, or that the old one has until it is
-        removed."""
-        draft = f".runner.{self._token}.{len(self._left)}"
-        self._now = [change.folder, change.path, draft, change.before]
-        self._write([*self._left, self._now])
-        return draft
-
-    def leave(self) -> None:
-        """The last one could not be removed."""
-        self._left.append(self._now)
-
-    def done(self) -> None:
-        self._write(self._left)
-
-    def recover(self) -> None:
-        self._left = [each for each in self._left if not self._is_mended(*each)]
-        self.done()
-
-    def _is_mended(self, number: int, path: str, draft: str, known: list[int] | None) -> bool:
-        try:
-            with open_folder(self._changeset, number) as (_, folder), _Parent(folder, path) as (above, name):
-                left = list(identity(os.stat(draft, dir_fd=above, follow_symlinks=False)))
-                if known is not None and left[0] == known[0] and left != known:
-                    # It is the old file, and somebody had changed it before it was removed or replaced.
-                    if not os.path.lexists(f"/proc/self/fd/{above}/{name}"):
-                        _rename(above, draft, name, _NOREPLACE)
-                        return True
-                    _rename(above, draft, name, _EXCHANGE)
-                os.unlink(draft, dir_fd=above)
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-        return True
-
-    def _read(self) -> list[Any]:
-        """Nothing if it is empty, or was killed while it was written: then no file was made."""
-        try:
-            found = json.loads(os.pread(self._fd, _LONGEST_JOURNAL, 0))
-        except ValueError:
-            return []
-        return [each for each in found if isinstance(each, list) and len(each) == 4]
-
-    def _write(self, entries: list[Any]) -> None:
-        data = json.dumps(entries).encode()
-        size = os.fstat(self._fd).st_size
-        os.pwrite(self._fd, data + b" " * max(0, size - len(data)), 0)
+@contextmanager
+def _writable(folder: int) -> Iterator[None]:
+    """A folder that its owner may not write, while its owner changes it."""
+    status = os.fstat(folder)
+    closed = os.geteuid() != 0 and status.st_uid == os.geteuid() and status.st_mode & 0o300 != 0o300
+    if closed:
+        os.chmod(f"/proc/self/fd/{folder}", stat.S_IMODE(status.st_mode) | 0o700)
+    try:
+        yield
+    finally:
+        if closed:
+            os.chmod(f"/proc/self/fd/{folder}", stat.S_IMODE(status.st_mode))
 
 
 def _require_known(above: int, name: str, change: Change) -> os.stat_result:
@@ -318,12 +438,11 @@ def _require_known(above: int, name: str, change: Change) -> os.stat_result:
     return found
 
 
-def _change_mode(above: int, name: str, mode: int) -> None:
-    fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
-    try:
-        os.fchmod(fd, mode)
-    finally:
-        os.close(fd)
+def _require_folder(above: int, name: str) -> os.stat_result:
+    found = os.stat(name, dir_fd=above, follow_symlinks=False)
+    if not stat.S_ISDIR(found.st_mode):
+        raise _Conflict
+    return found
 
 
 def _copy_data(source: int, target: int) -> None:
@@ -362,14 +481,9 @@ def _copy_old_attributes(above: int, name: str, target: int) -> None:
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def _rename(above: int, old: str, new: str, flags: int) -> None:
+def _rename(source: int, old: str, target: int, new: str, flags: int) -> None:
     """renameat2(2). Raises OSError."""
-    if _libc.renameat2(above, os.fsencode(old), above, os.fsencode(new), flags) != 0:
+    if _libc.renameat2(source, os.fsencode(old), target, os.fsencode(new), flags) != 0:
         code = ctypes.get_errno()
         why = "this filesystem cannot exchange names" if code == errno.EINVAL else os.strerror(code)
         raise OSError(code, why, old)
-
-
-def _sync(folder: int) -> None:
-    """What was renamed survives a crash of the machine before its layer is removed."""
-    _libc.syncfs(folder)

@@ -18,15 +18,18 @@ from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
 from sandbox.paths.guarded import BARE_SIGNS, COMMON, VERSION_CONTROL, GuardedName, find_row, is_guarded
-from sandbox.staged.store import Changeset, StagingRefused
+from sandbox.staged.journal import read_journal
+from sandbox.staged.store import Changeset, StagingRefused, read_folders
 
 _MARK = "user.overlay."
 _OPAQUE, _ORIGIN = _MARK + "opaque", _MARK + "origin"
 _KNOWN_MARKS = frozenset({_OPAQUE, _ORIGIN, _MARK + "impure", _MARK + "uuid"})
 _MOST_DEPTH = 200
+_MOST_FOLDERS = 100_000
 _PIECE_BYTES = 1 << 20
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_FOLDER_MODE = 0o1777  # not set-gid, which says whose the files in it are, and comes from the folder above
 _SIGNS = frozenset((*BARE_SIGNS, COMMON))
 _GIT_PARTS = frozenset(part.name for part in VERSION_CONTROL[0].parts)
 
@@ -51,6 +54,9 @@ class Change(NamedTuple):
     before: tuple[int, int, int] | None = None  # `identity` of what is replaced or removed
     rule: Rule = ""
     reason: str = ""
+    # Of a file in the layer: how many names it has there, and its number.
+    links: int = 0
+    inode: int = 0
 
 
 class Judge(NamedTuple):
@@ -77,7 +83,7 @@ def open_folder(changeset: Changeset, number: int) -> Iterator[tuple[int, int]]:
     layer = folder = -1
     try:
         try:
-            layer = os.open(changeset.layer(number), _LIST)
+            layer = open_own(changeset.layer(number), _LIST)
             folder = os.open(known.real, _LIST)
             is_same = os.readlink(f"/proc/self/fd/{folder}") == known.real
         except OSError as error:
@@ -93,6 +99,32 @@ def open_folder(changeset: Changeset, number: int) -> Iterator[tuple[int, int]]:
         for fd in (layer, folder):
             if fd >= 0:
                 os.close(fd)
+
+
+def merged_folders(changeset: Changeset, number: int) -> dict[str, int]:
+    """The folders that are in the layer and in the folder, with the inode numbers of the latter."""
+    found: dict[str, int] = {}
+
+    def look(path: str, layer: int, folder: int) -> None:
+        for name in os.listdir(layer):
+            status, below = _status(name, layer), _status(name, folder)
+            if status and below and stat.S_ISDIR(status.st_mode) and stat.S_ISDIR(below.st_mode):
+                if len(found) >= _MOST_FOLDERS or path.count("/") >= _MOST_DEPTH:
+                    return
+                one = open_own(name, _LIST, layer)
+                try:
+                    other = os.open(name, _LIST, dir_fd=folder)
+                    try:
+                        found[_join(path, name)] = os.fstat(other).st_ino
+                        look(_join(path, name), one, other)
+                    finally:
+                        os.close(other)
+                finally:
+                    os.close(one)
+
+    with open_folder(changeset, number) as (layer, folder):
+        look("", layer, folder)
+    return found
 
 
 class _Compared(NamedTuple):
@@ -113,7 +145,8 @@ class _Comparison:
         self._top = _Compared("", layer, folder)
         self._real = changeset.folders[number].real
         self._mount = _mount_of(folder)
-        self._is_begun = os.path.lexists(changeset.journal)
+        self._progress = read_journal(changeset)
+        self._known = read_folders(changeset).get(number, {})
 
     def all(self) -> Iterator[Change]:
         yield from self._list(self._top, is_opaque=False, depth=0)
@@ -167,11 +200,13 @@ class _Comparison:
         reason = place.reason
         try:
             try:
-                layer = os.open(name, _LIST, dir_fd=place.layer)
+                layer = open_own(name, _LIST, place.layer)
                 if before is not None and place.folder is not None:
                     folder = os.open(name, _LIST, dir_fd=place.folder)
                     if _mount_of(folder) != self._mount:
                         rule, reason = "mount", "another filesystem is mounted there"
+                    elif self._is_moved(path, os.fstat(folder)):
+                        rule, reason = "conflict", f"the folder {path} was moved or changed meanwhile"
             except OSError as error:
                 told = f"it cannot be opened: {error.strerror}"
                 yield self._change(path, "M", "folder", status, before, "unreadable", told)
@@ -180,10 +215,12 @@ class _Comparison:
                 told = f"it is more than {_MOST_DEPTH} folders deep"
                 yield self._change(path, "A", "folder", status, before, "unreadable", told)
                 return
-            if before is None or stat.S_IMODE(before.st_mode) != stat.S_IMODE(status.st_mode):
+            if before is None or (before.st_mode ^ status.st_mode) & _FOLDER_MODE:
                 act: Literal["A", "M"] = "A" if before is None else "M"
                 change = self._change(path, act, "folder", status, before)
                 change = self._judged(change, place, name, status, before)
+                if rule in ("mount", "conflict"):
+                    change = change._replace(rule=rule, reason=reason)
                 yield change
                 if before is None and change.rule and not rule:
                     rule, reason = change.rule, f"its folder {path} is not taken: {change.reason}"
@@ -213,15 +250,40 @@ class _Comparison:
                 if _mount_of(fd) != self._mount:
                     yield change._replace(rule="mount", reason="another filesystem is mounted there")
                     return
+                if self._is_changed(path, os.fstat(fd)) and place.rule != "conflict":
+                    place = place._replace(rule="conflict", reason=f"the folder {path} was changed meanwhile")
                 for each in sorted(os.listdir(fd)):
                     yield from self._removed(_join(path, each), fd, each, place)
             finally:
                 os.close(fd)
-        elif status.st_ctime_ns >= self._changeset.began:
+        elif self._is_new(status):
             yield change._replace(rule="conflict", reason="it was changed meanwhile")
+            return
+        if place.rule and place.rule not in FORCEABLE:
+            yield change._replace(rule=place.rule, reason=place.reason)
             return
         change = self._by_name(change)
         yield change if change.rule else change._replace(rule=place.rule, reason=place.reason)
+
+    # --- what somebody else has done ------------------------------------------------------------------------
+
+    def _is_new(self, status: os.stat_result) -> bool:
+        """Whether somebody else has changed a file since the changeset began, or put another one there. Our
+        own application took one of its names away."""
+        is_ours = self._progress.others.get(status.st_ino) == status.st_ctime_ns
+        return status.st_ctime_ns >= self._changeset.began and not is_ours
+
+    def _is_changed(self, path: str, status: os.stat_result) -> bool:
+        """Whether somebody else has made, removed or renamed a name in a folder, or the folder itself."""
+        is_ours = self._progress.changed.get((self._number, path)) == status.st_ctime_ns
+        return status.st_ctime_ns >= self._changeset.began and not is_ours
+
+    def _is_moved(self, path: str, status: os.stat_result) -> bool:
+        """Whether a folder is another one than it was. A name in it that is made or removed sets both times
+        to the same."""
+        if self._known.get(path, status.st_ino) != status.st_ino:
+            return True
+        return self._is_changed(path, status) and status.st_ctime_ns != status.st_mtime_ns
 
     # --- what may not be applied ----------------------------------------------------------------------------
 
@@ -240,16 +302,23 @@ class _Comparison:
             return refused(place.rule, place.reason)
         marks = _marks(name, place.layer)
         if marks - _KNOWN_MARKS:
-            return refused("unreadable", f"it has marks of overlayfs that are not known: {min(marks)}")
+            unknown = min(marks - _KNOWN_MARKS)
+            return refused("unreadable", f"it has a mark of overlayfs that is not known: {unknown}")
         if status.st_uid != self._changeset.uid:
             return refused("unreadable", f"it belongs to uid {status.st_uid}, not to what ran")
-        if change.kind != "folder" and before is not None and before.st_ctime_ns >= self._changeset.began:
+        same = before is not None and _kind(before.st_mode) == change.kind
+        if change.kind != "folder" and same and before is not None and self._is_new(before):
             return refused("conflict", "it was changed meanwhile")
-        if change.act == "A" and _ORIGIN in marks and self._was_removed(place, before):
+        # A copy of a file of the folder has no original there any more: what ran has moved it, or somebody
+        # else has, and changed its folder by that.
+        is_copy = change.act == "A" and before is None and _ORIGIN in marks and place.folder is not None
+        if is_copy and self._is_changed(place.path, os.fstat(place.folder or 0)):
             return refused("conflict", "it was removed or moved meanwhile")
+        if why := self._judge.denied(f"{self._real.rstrip('/')}/{change.path}"):
+            return refused("denied", why)
         if change.kind == "other":
             return refused("special", "it is no file, folder or link")
-        if status.st_mode & (stat.S_ISUID | stat.S_ISGID):
+        if status.st_mode & (stat.S_ISUID | (0 if change.kind == "folder" else stat.S_ISGID)):
             return refused("set-id", "it would run with the rights of its owner or group")
         if change.kind == "link":
             target = os.readlink(name, dir_fd=place.layer)
@@ -257,14 +326,6 @@ class _Comparison:
                 return refused("link", f"it leads to {target}, {why}")
         change = self._by_name(change)
         return change if change.rule else refused(place.rule, place.reason)
-
-    def _was_removed(self, place: _Compared, before: os.stat_result | None) -> bool:
-        """Whether a copy of a file of the folder has no original there any more, because somebody else
-        removed it. What ran may have moved it; then its folder did not change. Our own application changes
-        folders too."""
-        if before is not None or place.folder is None or self._is_begun:
-            return False
-        return os.fstat(place.folder).st_ctime_ns >= self._changeset.began
 
     def _by_name(self, change: Change) -> Change:
         names = self._judge.names
@@ -283,14 +344,18 @@ class _Comparison:
         if target.startswith("/"):
             return "which is absolute"
         here = path.split("/")[:-1]
+        below = False
         for part in target.split("/"):
             if part in ("", "."):
                 continue
             if part == "..":
+                if below:  # what it goes back from may become a link
+                    return "which goes down and up again"
                 if not here:
                     return "which is outside of the folder"
                 here.pop()
                 continue
+            below = True
             here.append(part)
             for root in (self._top.layer, self._top.folder):
                 if root is not None and _is_link("/".join(here), root):
@@ -306,7 +371,8 @@ class _Comparison:
             return frozenset()  # a part of the table
         there = {name for name in names if (found := _status(name, place.layer)) and not _is_whiteout(found)}
         if place.folder is not None:
-            there |= {sign for sign in _SIGNS if sign not in names and _status(sign, place.folder)}
+            # Also those that the layer removes: somebody may take one change and not the other.
+            there |= {sign for sign in _SIGNS if _status(sign, place.folder)}
         if not (there.issuperset(BARE_SIGNS) or there.issuperset(("HEAD", COMMON))):
             return frozenset()
         return _SIGNS | _GIT_PARTS
@@ -324,7 +390,7 @@ class _Comparison:
         if stat.S_IMODE(status.st_mode) != stat.S_IMODE(before.st_mode) or status.st_size != before.st_size:
             return False
         try:
-            one = os.open(name, _READ, dir_fd=place.layer)
+            one = open_own(name, _READ, place.layer)
         except OSError:
             return False
         try:
@@ -357,15 +423,37 @@ class _Comparison:
         if before is not None:
             size_before, mode_before = _size(kind, before), stat.S_IMODE(before.st_mode)
             known = identity(before)
-        return Change(
-            self._number, path, act, kind, size, mode, size_before, mode_before, known, rule, reason
-        )
+        links, number = (0, 0) if status is None else (status.st_nlink, status.st_ino)
+        sizes = size, mode, size_before, mode_before
+        return Change(self._number, path, act, kind, *sizes, known, rule, reason, links, number)
 
 
 def identity(status: os.stat_result) -> tuple[int, int, int]:
     """What tells a file that somebody changed from the one that was there. Not its change time: a rename sets
     that too."""
     return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def open_own(name: str, flags: int, folder: int | None = None) -> int:
+    """Open something in a layer. An ordinary user's plugin may have taken its own permissions away: a file
+    keeps its mode, a folder becomes open for its owner."""
+    try:
+        return os.open(name, flags, dir_fd=folder)
+    except PermissionError:
+        held = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        status, here = os.fstat(held), f"/proc/self/fd/{held}"
+        if status.st_uid != os.geteuid() or not stat.S_ISREG(status.st_mode) | stat.S_ISDIR(status.st_mode):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+        mode = stat.S_IMODE(status.st_mode)
+        os.chmod(here, mode | 0o700)
+        try:
+            return os.open(name, flags, dir_fd=folder)
+        finally:
+            if stat.S_ISREG(status.st_mode):
+                os.chmod(here, mode)
+    finally:
+        os.close(held)
 
 
 def user_attributes(fd: int) -> dict[str, bytes]:
@@ -422,8 +510,10 @@ def _is_whiteout(status: os.stat_result) -> bool:
 def _is_link(path: str, root: int) -> bool:
     try:
         return stat.S_ISLNK(os.stat(path, dir_fd=root, follow_symlinks=False).st_mode)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError:  # who knows
+        return True
 
 
 def _kind(mode: int) -> Kind:

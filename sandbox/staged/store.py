@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import NamedTuple
@@ -26,10 +27,12 @@ from sandbox.paths.walk import LinkRefused, TooManyLinks, close, walk
 
 UPPER, WORK = "upper", "work"
 MOST_KEPT = 100  # changesets that wait. Each is bounded by the disk limit of its launch
-_RECORD, _LOCK = "record", "lock"
+_RECORD, _LOCK, _FOLDERS = "record", "lock", "folders"
+_NEW, _GONE = ".new-", ".removed-"  # before an id: not yet complete, and being removed
 _ID_BYTES = 4
+_MAKING_SECONDS = 60
 _FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_LONGEST_RECORD = 1 << 20
+_LONGEST_RECORD, _LONGEST_FOLDERS = 1 << 20, 64 << 20
 _LONGEST_TITLE = 200
 
 
@@ -127,15 +130,17 @@ def _make(
     plugin: tuple[int, int],
     held: ExitStack,
 ) -> OpenChangeset:
+    _sweep(above)
     waiting = sum(map(_is_id, _names(above)))
     if waiting >= MOST_KEPT:
         told = f"{waiting} changesets wait, and at most {MOST_KEPT} are kept"
         raise StagingRefused(told, "`runner changes` lists them: apply or discard some")
     name = os.urandom(_ID_BYTES).hex()
-    here = _make_folder(name, above, held)
+    draft = _NEW + name
+    here = _make_folder(draft, above, held)
     try:
         # The cell's init goes through it with the plugin's uid. Nobody else can: nobody enters the store.
-        os.chmod(name, 0o711, dir_fd=above)
+        os.chmod(draft, 0o711, dir_fd=above)
         lock = os.open(_LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=here)
         held.callback(os.close, lock)
         fcntl.flock(lock, fcntl.LOCK_SH)
@@ -154,9 +159,10 @@ def _make(
         changeset = Changeset(name, os.path.join(store, name), title, began, plugin[0], tuple(folders))
         document = {"title": title, "began": began, "uid": plugin[0], "folders": folders}
         replace_file(here, _RECORD, json.dumps(document).encode())
+        os.rename(draft, name, src_dir_fd=above, dst_dir_fd=above)
     except BaseException:
         with suppress(OSError):
-            remove_tree(name, above, os.geteuid())
+            remove_tree(draft, above, os.geteuid())
         raise
     return OpenChangeset(changeset, tuple(layers))
 
@@ -196,11 +202,63 @@ def _close(above: int, opened: OpenChangeset) -> bool:
             changed = True
     if not changed:
         with suppress(OSError):
-            remove_tree(changeset.id, above, os.geteuid())
+            _remove(changeset.id, above)
+    else:
+        _note_folders(changeset)
     return changed
 
 
+def _note_folders(changeset: Changeset) -> None:
+    """Which folders they are that the layer has too: somebody may put others in their place."""
+    from sandbox.staged.layer import merged_folders
+
+    with suppress(OSError, StagingRefused, RecursionError):
+        found = [merged_folders(changeset, number) for number in range(len(changeset.folders))]
+        here = os.open(changeset.path, _FOLDER)
+        try:
+            replace_file(here, _FOLDERS, json.dumps(found).encode())
+        finally:
+            os.close(here)
+
+
+def read_folders(changeset: Changeset) -> Mapping[int, Mapping[str, int]]:
+    """What was noted at the end of the launch, by the number of the folder; nothing if it was killed."""
+    try:
+        with open(os.path.join(changeset.path, _FOLDERS), "rb") as file:
+            return dict(enumerate(json.loads(file.read(_LONGEST_FOLDERS))))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
+def _remove(name: str, above: int) -> None:
+    """At once for everybody who looks, however long it takes."""
+    gone = f"{_GONE}{name}"
+    os.rename(name, gone, src_dir_fd=above, dst_dir_fd=above)
+    remove_tree(gone, above, os.geteuid())
+
+
+def _sweep(above: int) -> None:
+    """Remove what was killed while it was made or removed."""
+    for name in _names(above):
+        with suppress(OSError):
+            if name.startswith(_GONE):
+                remove_tree(name, above, os.geteuid())
+            elif name.startswith(_NEW) and _is_abandoned(name, above):
+                flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+                lock = os.open(f"{name}/{_LOCK}", flags, 0o600, dir_fd=above)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    remove_tree(name, above, os.geteuid())
+                finally:
+                    os.close(lock)
+
+
 # --- afterwards ---------------------------------------------------------------------------------------------
+
+
+def _is_abandoned(name: str, above: int) -> bool:
+    """A launch takes the lock a moment after it has made the folder."""
+    return os.stat(name, dir_fd=above).st_mtime < time.time() - _MAKING_SECONDS
 
 
 def list_changesets(store: str) -> list[Changeset]:
@@ -262,7 +320,7 @@ def remove_changeset(changeset: Changeset) -> None:
     """Remove it with everything in it. Within `locked`. Raises OSError."""
     above = os.open(os.path.dirname(changeset.path), _FOLDER)
     try:
-        remove_tree(changeset.id, above, os.geteuid())
+        _remove(changeset.id, above)
     finally:
         os.close(above)
 

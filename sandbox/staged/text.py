@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections import Counter
 from collections.abc import Iterator
 
 from sandbox.document.diagnostic import printable
 from sandbox.paths.walk import close, walk_below
-from sandbox.staged.layer import Change, open_folder
+from sandbox.staged.layer import Change, open_folder, open_own
 from sandbox.staged.store import Changeset
 from sandbox.units import format_size
 
 _MOST_BYTES = 1 << 20  # of a file that is compared line by line
 _MOST_LINES = 2000  # that are shown of one file
+# That are compared: lines of both, and pairs of equal ones. The time grows with their product.
+_MOST_COMPARED, _MOST_PAIRS = 20_000, 100_000
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -58,8 +61,13 @@ def difference(change: Change, changeset: Changeset) -> Iterator[str]:
     if b"\0" in new or b"\0" in old:
         yield "(not text)"
         return
-    path = printable(change.path)
-    lines = difflib.unified_diff(_lines(old), _lines(new), f"a/{path}", f"b/{path}", lineterm="")
+    path, before, after = printable(change.path), _lines(old), _lines(new)
+    counts = Counter(after)
+    pairs = sum(counts[line] for line in before)
+    if len(before) + len(after) > _MOST_COMPARED or pairs > _MOST_PAIRS:
+        yield "(too many lines to be compared)"
+        return
+    lines = difflib.unified_diff(before, after, f"a/{path}", f"b/{path}", lineterm="")
     for number, line in enumerate(lines):
         if number == _MOST_LINES:
             yield f"(only the first {_MOST_LINES} lines are shown)"
@@ -80,7 +88,7 @@ def _content(root: int, change: Change) -> bytes | None:
         steps = walk_below(root, above)
         if change.kind == "link":
             return os.fsencode(os.readlink(name, dir_fd=steps[-1].fd))
-        with open(os.open(name, _READ, dir_fd=steps[-1].fd), "rb") as file:
+        with open(open_own(name, _READ, steps[-1].fd), "rb") as file:
             found = file.read(_MOST_BYTES + 1)
     except OSError:
         return b""

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from runner.cli.shared.text import say
 from runner.cli.staging.diff import add_choice, say_refused, summary
-from runner.cli.staging.select import absolute, changes, choose, place_of
+from runner.cli.staging.select import absolute, changes, choose, place_of, require_changes
 from runner.outcome import EXIT
 from sandbox.document.diagnostic import printable
 from sandbox.staged.apply import apply, recover
-from sandbox.staged.layer import FORCEABLE, Change
+from sandbox.staged.layer import FORCEABLE
 from sandbox.staged.store import Changeset, StagingRefused, locked, remove_changeset
 from sandbox.staged.text import line_of
 
@@ -48,17 +48,16 @@ def take(changeset: Changeset, paths: Sequence[str] = (), force: Sequence[str] =
     with locked(changeset):
         recover(changeset)
         found = changes(changeset, paths, os.environ)
+        require_changes(changeset, force, found)
         forced = [absolute(changeset, word) for word in force]
-        done: list[Change] = []
-        left = 0
-        for result in apply(changeset, found, forced):
-            if not result.fault:
-                done.append(result.change)
-                if result.change.act == "D":  # never only a number
-                    print(line_of(result.change._replace(rule=""), changeset))
-                continue
-            left += 1
-            say(f"runner apply: {printable(place_of(changeset, result.change))}: {printable(result.fault)}")
+        results = [*apply(changeset, found, forced)]  # nobody who reads what we print can stop it
+        done = [each.change for each in results if not each.fault]
+        for change in done:
+            if change.act == "D":  # never only a number
+                print(line_of(change._replace(rule=""), changeset))
+        left = [each for each in results if each.fault]
+        for each in left:
+            say(f"runner apply: {printable(place_of(changeset, each.change))}: {printable(each.fault)}")
         print(f"applied: {summary([each._replace(rule='') for each in done])}")
         rest = changes(changeset, (), os.environ)
         if not rest:

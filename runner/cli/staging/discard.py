@@ -10,6 +10,7 @@ from runner.cli.staging.diff import say_refused
 from runner.cli.staging.select import choose, waiting_changesets
 from runner.outcome import EXIT
 from sandbox.document.diagnostic import printable
+from sandbox.staged.apply import recover
 from sandbox.staged.store import (
     ChangesetInUse,
     StagingRefused,
@@ -31,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the ids that runner changes shows, or their beginnings; none is needed if the changes of one"
         " run wait",
     )
-    parser.add_argument("--all", action="store_true", help="all that wait, but for those of runs that last")
+    parser.add_argument("--all", action="store_true", help="all that wait")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,10 +54,10 @@ def run(args: argparse.Namespace) -> int:
     for changeset in chosen:
         try:
             with locked(changeset):
+                recover(changeset, undo=True)
                 remove_changeset(changeset)
         except ChangesetInUse as refused:
-            if not args.all:
-                status = say_refused(NAME, refused)
+            status = say_refused(NAME, refused)
         except StagingRefused as refused:
             status = say_refused(NAME, refused)
         except OSError as error:

@@ -28,9 +28,14 @@ def waiting_changesets(environ: Mapping[str, str]) -> list[Changeset]:
 def choose(words: Sequence[str], environ: Mapping[str, str]) -> tuple[Changeset, list[str]]:
     """The changeset, and the paths among the words. Without an id it is the only one. Raises
     StagingRefused."""
+    if "" in words:
+        raise StagingRefused("an id or a path is empty", "is a variable unset?")
     known = waiting_changesets(environ)
     if words and len(words[0]) >= _SHORTEST and "/" not in words[0]:
         found = find_changeset(known, words[0])
+        if found is not None and found.id != words[0] and os.path.lexists(words[0]):
+            told = f"{words[0]} could be the changes {found.id} or the file here"
+            raise StagingRefused(told, f"write the whole id, or ./{words[0]}")
         if found is not None:
             return found, [*words[1:]]
     if not known:
@@ -71,20 +76,32 @@ def changes(changeset: Changeset, paths: Sequence[str], environ: Mapping[str, st
     found = list(changes_of(changeset, judge_of(changeset, environ)))
     if not paths:
         return found
-    wanted = {path: absolute(changeset, path) for path in paths}
-    kept = [
-        each for each in found if any(contains(path, place_of(changeset, each)) for path in wanted.values())
-    ]
-    for word, path in wanted.items():
-        if not any(contains(path, place_of(changeset, each)) for each in kept):
-            raise StagingRefused(f"{word}: nothing was changed there", f"runner diff {changeset.id} --stat")
+    wanted = [absolute(changeset, path) for path in paths]
+    kept = []
+    for each in found:
+        place = place_of(changeset, each)
+        # With what is new in a new folder goes the folder.
+        is_way = each.kind == "folder" and each.act == "A" and any(contains(place, path) for path in wanted)
+        if is_way or any(contains(path, place) for path in wanted):
+            kept.append(each)
+    require_changes(changeset, paths, kept)
     return kept
+
+
+def require_changes(changeset: Changeset, words: Sequence[str], found: Sequence[Change]) -> None:
+    """Raises StagingRefused if nothing was changed at or below one of these paths."""
+    for word in words:
+        path = absolute(changeset, word)
+        if not any(contains(path, place_of(changeset, each)) for each in found):
+            raise StagingRefused(f"{word}: nothing was changed there", f"runner diff {changeset.id} --stat")
 
 
 def absolute(changeset: Changeset, path: str) -> str:
     """A path as a person writes it: absolute, below the working directory if the folder is there, or below
     the folder."""
     here = os.path.abspath(path)
+    above, name = os.path.split(here)
+    here = os.path.join(os.path.realpath(above), name)
     if path.startswith(("/", "./", "../")) or len(changeset.folders) > 1:
         return here
     real = changeset.folders[0].real

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from sandbox.staged.apply import apply, recover
+from sandbox.staged.journal import Journal
 from sandbox.staged.layer import Change, changes_of
 from sandbox.staged.store import ChangesetInUse, locked
+from tests.conftest import SPARE_UID
 from tests.layers_by_hand import JUDGE, Staged, file, folder, link, removed, stage
 
 
@@ -139,14 +141,20 @@ def test_what_a_killed_application_left_is_found(tmp_path: Path) -> None:
         with stage(tmp_path / str(bool(somebodys))) as staged:
             file("a")(staged)
             [change] = changes_of(staged.changeset, JUDGE)
-            new, draft = staged.folder / "a", staged.folder / ".runner.0123"
-            new.rename(draft)
+            new, drafts = staged.folder / "a", staged.folder / ".runner.0123"
+            drafts.mkdir(0o700)
+            new.rename(drafts / "draft")
             new.write_text("new\n")
             if somebodys:
-                draft.write_text(somebodys)
-            Path(staged.changeset.journal).write_text(json.dumps([[0, "a", draft.name, change.before]]))
+                (drafts / "draft").write_text(somebodys)
+            journal = Journal(staged.changeset)
+            journal.note("drafts", 0, drafts.name, drafts.stat().st_ino)
+            journal.note("draft", 0, "a", change.before)
+            journal.close()
+            with open(staged.changeset.journal, "a") as end:
+                end.write('["draft", 7, "a", null]\n[]\n["draft", 0, "b", [1')  # of hands that are not ours
             take(staged)
-            assert not draft.exists() and new.read_text() == expected
+            assert not drafts.exists() and new.read_text() == expected
 
 
 def test_only_one_applies_and_nobody_while_it_runs(staged: Staged) -> None:
@@ -158,3 +166,83 @@ def test_a_folder_that_is_not_taken_takes_nothing(staged: Staged) -> None:
     file("new/c")(staged)
     found: list[Change] = [each for each in changes_of(staged.changeset, JUDGE) if each.path == "new/c"]
     assert [each.fault for each in apply(staged.changeset, found)] == ["No such file or directory"]
+
+
+def test_folders_that_somebody_has_swapped(tmp_path: Path) -> None:
+    """Their files have old times: only the folders tell."""
+    other = tmp_path / "other"
+    for name in ("kept", "y", "deep/x"):
+        (other / name).parent.mkdir(parents=True, exist_ok=True)
+        (other / name).write_text("somebody's\n")
+    for act in (removed("sub"), file("sub/y")):
+        with stage(tmp_path / os.urandom(4).hex()) as staged:
+            act(staged)
+            (staged.folder / "sub").rename(tmp_path / os.urandom(4).hex())
+            shutil.copytree(other, place := tmp_path / os.urandom(4).hex(), copy_function=shutil.copy2)
+            began = staged.changeset.began
+            place.rename(staged.folder / "sub")
+            assert began and set(take(staged)) >= {"sub/y"}
+            assert tree(staged.folder / "sub") == tree(other)
+            # Nor the second time: what was applied meanwhile is not what counts.
+            assert set(take(staged)) >= {"sub/y"} and tree(staged.folder / "sub") == tree(other)
+
+
+def test_a_conflict_stays_one(staged: Staged) -> None:
+    file("lost")(staged)
+    file("other")(staged)
+    os.setxattr(staged.layer / "lost", "user.overlay.origin", b"")
+    (staged.folder / "x").touch()  # somebody changes the folder
+    assert set(take(staged)) == {"lost"} and set(take(staged)) == {"lost"}
+    assert not (staged.folder / "lost").exists()
+
+
+def test_several_names_of_one_file(tmp_path: Path) -> None:
+    """In the folder, where one is replaced, and in the layer, which they would fill many times."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/b").touch()
+    os.link(tmp_path / "folder/b", tmp_path / "folder/b2")
+    with stage(tmp_path) as staged:
+        for act in (file("b"), file("b2"), file("l1")):
+            act(staged)
+        for name in ("l2", "l3"):
+            os.link(staged.layer / "l1", staged.layer / name)
+        found = list(changes_of(staged.changeset, JUDGE))
+        first = [each for each in found if each.path == "b"]
+        assert [each.fault for each in apply(staged.changeset, first)] == [""]
+        assert take(staged) == {} and (staged.folder / "b2").read_text() == "new\n"
+        assert (staged.folder / "l3").stat().st_nlink == 3
+
+
+def test_half_of_another_kind(staged: Staged) -> None:
+    """The folder is gone and the file is not there yet."""
+    file("sub")(staged)
+    found = list(changes_of(staged.changeset, JUDGE))
+    assert [each.fault for each in apply(staged.changeset, [each for each in found if each.act == "D"])] == [
+        ""
+    ] * 4
+    assert take(staged) == {} and (staged.folder / "sub").read_text() == "new\n"
+
+
+@pytest.mark.needs("root")
+def test_roots_files_stay_roots(tmp_path: Path) -> None:
+    """The owner of the folder puts root's folder in the place of one that is applied."""
+    with stage(tmp_path, owner=SPARE_UID) as staged:
+        for act in (file("a"), file("new/c"), folder("sub", 0o777)):
+            act(staged)
+        secret = staged.folder / "secret"
+        secret.mkdir(0o700)
+        (secret / "key").write_text("root's")
+        (secret / "key").chmod(0o600)
+        found = list(changes_of(staged.changeset, JUDGE))
+        taken = {}
+        for each in apply(staged.changeset, found):
+            taken[each.change.path] = each.fault
+            for drafts in staged.folder.glob(".runner.*"):
+                assert (drafts.stat().st_uid, drafts.stat().st_mode & 0o777) == (0, 0o700)
+            if each.change.path == "a":
+                (staged.folder / "sub").rename(staged.folder / "sub2")
+                secret.rename(staged.folder / "sub")
+        assert taken["a"] == "" and taken["sub"].startswith("conflict")
+        status = (staged.folder / "sub").stat()
+        assert (status.st_uid, status.st_mode & 0o777) == (0, 0o700)
+        assert {path.stat().st_uid for path in (staged.folder / "a", staged.folder / "new/c")} == {SPARE_UID}

@@ -80,6 +80,10 @@ def _deep(staged: Staged) -> None:
         ((link("l", "to_a"),), [("A", "l", "link")]),
         ((link("k", "sub"), link("l", "k/y")), [("A", "k", ""), ("A", "l", "link")]),
         ((link("sub/l", "../a"),), [("A", "sub/l", "")]),
+        # What it goes down into may become a link later.
+        ((link("l", "later/../../x"),), [("A", "l", "link")]),
+        # Folders have no rights of their own, and set-gid comes from above.
+        ((folder("g", 0o2755),), [("A", "g", "")]),
         # What programs outside obey, in any spelling, and what is below it.
         (
             (file(".git/hooks/pre-commit"),),
@@ -147,6 +151,16 @@ def test_a_bare_repository_that_was_there(staged: Staged) -> None:
         ("A", "r/hooks", "guarded"),
         ("A", "r/hooks/post-update", "guarded"),
     ]
+
+
+def test_half_of_a_bare_repository(staged: Staged) -> None:
+    """Somebody may take what makes one, and leave what a whiteout removes."""
+    (staged.folder / "objects").mkdir()
+    for act in (removed("objects"), file("HEAD"), folder("refs"), file("config")):
+        act(staged)
+    assert {path: rule for _, path, rule in staged.changes() if path != "objects"} == dict.fromkeys(
+        ("HEAD", "refs", "config"), "guarded"
+    )
 
 
 def test_another_folder_in_its_place(staged: Staged, tmp_path: Path) -> None:
