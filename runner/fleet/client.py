@@ -1,7 +1,7 @@
 """Submits calls to a fleet. On asyncio; runner/fleet/library.py has the same for trio.
 
 async with open_client(read_address("nats://127.0.0.1:4222")) as fleet:
-    answer = await fleet.call(await fleet.find("notes"), new_call(...))
+    answer = await fleet.call(await fleet.find("notes"), new_call(CallRequest(...)))
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from runner.fleet.streams import NO_STREAMS, get_direct, read_messages
 from runner.ledger.rows import digest
 from runner.outcome import Outcome
 from runner.protocol import wire
+from runner.protocol.calls import CallRequest, OnProgress
 from runner.serve.desk import CallAnswer
 from runner.serve.refusal import STATUS, Refused, outcome_error
 from sandbox.speed.value import NamedTuple
@@ -50,8 +51,6 @@ _HOLDS = ("operator", "quarantined", "pending")
 _MOST_NUMBER = 1e12
 _DISK_FULL = "the disk of a NATS server of the fleet is full, so that no durable call is stored"
 DURABLE_KINDS = ("hook", "compactor", "harness")
-
-OnProgress = Callable[[Mapping[str, Any]], None]
 
 
 class WorkerHold(NamedTuple):
@@ -99,34 +98,17 @@ class FleetPlugin(NamedTuple):
             return Refused(503, "quarantined", message, names.QUARANTINE_HINT)
         return Refused(403, "policy_denied", message, "ask the operator of the worker")
 
-    def is_durable(self, call: FleetCall) -> bool:
+    def is_durable(self, call: FleetCall | CallRequest) -> bool:
         return call.kind in DURABLE_KINDS or (call.kind is None and call.tool in self.durable)
 
 
-def new_call(
-    plugin: str,
-    tool: str,
-    given: Any = None,
-    *,
-    kind: str | None = None,
-    seconds: float | None = None,
-    context: Mapping[str, Any] | None = None,
-    call: str | None = None,
-    retry: bool = True,
-) -> FleetCall:
-    """`seconds`: until its deadline; None: the contract's own limit counts once it runs. `call`: its id."""
+def new_call(request: CallRequest, *, call: str | None = None, retry: bool = True) -> FleetCall:
+    """Its deadline is that of the request; if it has none, the contract's own limit counts once it runs.
+    `call`: its id."""
+    plugin, tool, given, kind, seconds, context, *_ = request
     usual = names.USUAL_SECONDS if seconds is None else min(seconds, names.MOST_SECONDS)
-    return FleetCall(
-        id=call or f"call_{secrets.token_hex(12)}",
-        plugin=plugin,
-        tool=tool,
-        deadline=time.time() + usual,
-        input=given,
-        kind=kind,
-        context=context,
-        seconds=seconds,
-        retry=retry,
-    )
+    number, deadline = call or f"call_{secrets.token_hex(12)}", time.time() + usual
+    return FleetCall(number, plugin, tool, deadline, given, kind, context, seconds, retry)
 
 
 class FleetClient:

@@ -24,12 +24,11 @@ from runner.lifecycle.machine import StateName
 from runner.lifecycle.spec import LifecycleNews, Status
 from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import Code, Outcome, Phase
-from runner.protocol.dialect import Kind
+from runner.protocol.calls import CallRequest
 from runner.serve.refusal import Refused
 from runner.serve.roster import Roster
 from runner.serve.sources import SourceFault
 from runner.session import account
-from runner.session.pending import OnProgress
 
 _LOOK_SECONDS = 2.0
 _MOST_STDERR = 20  # quarantines whose stderr is asked for: a worker may show thousands
@@ -131,44 +130,25 @@ class FleetSupervisor(Supervisor):
             for each in self.known.values()
         ]
 
-    async def call(
-        self,
-        name: str,
-        tool: str,
-        input: Any = None,  # noqa: A002
-        *,
-        kind: Kind | None = None,
-        seconds: float | None = None,
-        context: Mapping[str, Any] | None = None,
-        on_progress: OnProgress | None = None,
-        caller: str = "",
-    ) -> Result:
-        check_seconds(seconds)
+    async def make(self, request: CallRequest) -> Result:
+        check_seconds(request.seconds)
         if self._draining:
-            raise Unavailable(name, "draining", self._draining)
-        call = None
-        if kind in DURABLE_KINDS and "delivery_id" in (context or {}):
+            raise Unavailable(request.plugin, "draining", self._draining)
+        call, context = None, request.context or {}
+        if request.kind in DURABLE_KINDS and "delivery_id" in context:
             # The door's own ledger repeats it. The same attempt is made once.
-            call = f"{(context or {})['delivery_id']}~{(context or {}).get('attempt', 1)}"
+            call = f"{context['delivery_id']}~{context.get('attempt', 1)}"
         self._calls += 1
         await account.ask()
         try:
-            return await self._fleet.call(
-                *(name, tool, input),
-                kind=kind,
-                seconds=seconds,
-                context=context,
-                on_progress=on_progress,
-                call=call,
-                retry=call is None,
-            )
+            return await self._fleet.make(request, call=call, retry=call is None)
         except UnknownPlugin:
             account.withdraw()
             raise
         except (PluginError, PluginFailure) as error:
             # Who cannot reach the fleet does not know whether a durable call was stored.
-            known = self.known.get(name)
-            durable = kind in DURABLE_KINDS or (known is not None and kind is None and tool in known.durable)
+            known = self.known.get(request.plugin)
+            durable = request.kind in DURABLE_KINDS or (known is not None and known.is_durable(request))
             if _never_ran(error.outcome) and not (durable and error.outcome.cause == "no_fleet"):
                 account.withdraw()
             raise

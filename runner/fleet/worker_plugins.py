@@ -22,6 +22,7 @@ from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import Outcome
 from runner.package.fault import PackageFault
 from runner.package.listing import list_package
+from runner.protocol.calls import OnProgress
 from runner.serve.deliveries import verdict_of
 from runner.serve.desk import CallAnswer, failed_answer, off_loop_if_large
 from runner.serve.refusal import STATUS, outcome_error
@@ -36,7 +37,6 @@ _MOST_REASON = 300  # characters, of why a plugin does not run
 # For the whole fleet, so that it has no paths of this machine.
 _PENDING = "policy or approvals of this machine do not let it run; the worker's stderr says why"
 
-OnProgress = Callable[[Mapping[str, Any]], None]
 OnAsk = Callable[[float], Awaitable[None]]
 # What a redelivery may do: "again" is for calls that may run twice.
 Repeat = Literal["again", "never"]
@@ -176,16 +176,9 @@ class RosterPlugins:
     ) -> Performed:
         hider = self._roster.secrets(offer.name)
         try:
-            result = await self._supervisor.call(
-                self._here(offer),
-                call.tool,
-                call.input,
-                kind=call.kind,
-                seconds=call.seconds,
-                context=self._context(offer, call, attempt),
-                on_progress=on_progress,
-                caller=caller,
-            )
+            request = call.request._replace(plugin=self._here(offer), caller=caller, on_progress=on_progress)
+            context = self._context(offer, call, attempt)
+            result = await self._supervisor.make(request._replace(context=context))
             document = {"id": call.id, "value": result.value, "invocation": result.invocation}
             output = await off_loop_if_large(digest, result.value)
             done = Performed(CallAnswer(200, document), Outcome("ok", "call", ""), output=output)

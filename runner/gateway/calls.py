@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from runner.exceptions import PluginError, PluginFailure
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import Outcome
+from runner.protocol.calls import CallRequest
 from runner.serve.refusal import outcome_error
 from sandbox.speed.value import NamedTuple
-
-OnProgress = Callable[[Mapping[str, Any]], None]
-
-
-class GatewayCall(NamedTuple):
-    plugin: str
-    name: str  # the plugin's own
-    input: Any
-    kind: str
-    caller: str  # for the ledger, and for calls that take turns
 
 
 class Made(NamedTuple):
@@ -32,7 +23,7 @@ class Made(NamedTuple):
 
 
 class Maker(Protocol):
-    async def make(self, call: GatewayCall, on_progress: OnProgress | None) -> Made: ...
+    async def make(self, call: CallRequest) -> Made: ...
 
 
 class SupervisedMaker:
@@ -41,12 +32,9 @@ class SupervisedMaker:
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
 
-    async def make(self, call: GatewayCall, on_progress: OnProgress | None) -> Made:
-        plugin, name, given, kind, caller = call
+    async def make(self, call: CallRequest) -> Made:
         try:
-            result = await self._supervisor.call(
-                plugin, name, given, kind=kind, on_progress=on_progress, caller=caller
-            )
+            result = await self._supervisor.make(call)
         except PluginError as error:
             return failed(error.outcome, error.data)
         except PluginFailure as failure:

@@ -22,7 +22,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPDeprecationWarning
 
 from runner.approvals.tools import ToolRecord, tools_folder
-from runner.gateway.calls import GatewayCall, Made, Maker, OnProgress, failed
+from runner.gateway.calls import Made, Maker, failed
 from runner.gateway.catalogue import Catalogue
 from runner.gateway.questions import ClientQuestions
 from runner.gateway.remote import RemoteSource
@@ -31,11 +31,12 @@ from runner.gateway.settings import GatewaySettings
 from runner.gateway.tool_source import SupervisedSource
 from runner.ledger.file import LedgerUnusable
 from runner.ledger.ledger import Ledger
-from runner.ledger.rows import Accepted, EndOfCall, digest
+from runner.ledger.rows import EndOfCall, digest, row_of
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.outcome import Outcome
+from runner.protocol.calls import CallRequest
 from runner.protocol.dialect import Notice, Progress
-from runner.serve.desk import CallAnswer, Desk, DoorCall, off_loop_if_large
+from runner.serve.desk import CallAnswer, Desk, off_loop_if_large
 from runner.serve.door import Message, Receive, Send
 from runner.serve.mounted import DaemonParts
 from runner.serve.refusal import Refused
@@ -55,10 +56,9 @@ class DeskMaker:
         self._desk = desk
         self._nursery = nursery
 
-    async def make(self, call: GatewayCall, on_progress: OnProgress | None) -> Made:
-        asked = DoorCall(call.plugin, call.name, call.input, call.kind, caller=call.caller)
+    async def make(self, call: CallRequest) -> Made:
         try:
-            row = await self._desk.accept(asked)
+            row = await self._desk.accept(call)
         except Refused as refused:
             return Made(None, refused.document()["error"])
         except UnknownPlugin as unknown:
@@ -70,7 +70,7 @@ class DeskMaker:
 
         async def make() -> None:
             try:
-                answers.append(await self._desk.make(row, asked, on_progress))
+                answers.append(await self._desk.make(row, call))
             except Exception as bug:  # noqa: BLE001 -- raised below: the daemon and its other calls go on
                 bugs.append(bug)
             done.set()
@@ -97,26 +97,17 @@ class LedgerMaker:
         self._maker = maker
         self._ledger = ledger
 
-    async def make(self, call: GatewayCall, on_progress: OnProgress | None) -> Made:
+    async def make(self, call: CallRequest) -> Made:
         number, started = f"call_{secrets.token_hex(12)}", time.time()
         input_digest = await off_loop_if_large(digest, call.input)
-        given = Accepted(
-            id=number,
-            plugin=call.plugin,
-            tool=call.name,
-            kind=call.kind,
-            caller=call.caller,
-            input=input_digest,
-            asked=True,
-        )
         try:
-            await self._ledger.accept(given)
+            await self._ledger.accept(row_of(number, call, input_digest)._replace(started=started))
         except LedgerUnusable as unusable:
             message = f"the call cannot be recorded, so it is not made: {unusable}"
             return failed(Outcome("internal", "call", message, "ledger", unusable.hint))
         made = failed(Outcome("cancelled", "call", "the client gave the call up", "given_up"))
         try:
-            made = await self._maker.make(call, on_progress)
+            made = await self._maker.make(call)
             return made
         finally:
             code = "ok" if made.error is None else made.error["code"]

@@ -26,7 +26,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from runner import __version__
-from runner.gateway.calls import GatewayCall, Made, Maker, failed
+from runner.gateway.calls import Made, Maker, failed
 from runner.gateway.catalogue import Catalogue, KnownSource
 from runner.gateway.names import public_uri, split_uri
 from runner.gateway.questions import ClientQuestions, ClientRequest, Context, Waiting
@@ -48,6 +48,7 @@ from runner.gateway.translate import (
     resource_result,
 )
 from runner.outcome import Outcome
+from runner.protocol.calls import CallRequest
 from runner.protocol.dialect import Notice, Progress
 from runner.protocol.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS
 from runner.serve.news import NewsQueue
@@ -247,11 +248,11 @@ class ClientGateway:
         self, request: ClientRequest, source: ToolSource, name: str, given: Any, kind: str
     ) -> Made:
         plugin, maker = source.name, source.maker or self._maker
-        call = GatewayCall(plugin, name, given, kind, self._client)
+        call = CallRequest(plugin, name, given, kind, caller=self._client)
         self._questions.enter(plugin, request)
         try:
             if not (request.context.meta or {}).get("progress_token"):
-                made = await maker.make(call, None)
+                made = await maker.make(call)
             else:
                 made = await _make_with_progress(maker, request, call)
         finally:
@@ -433,7 +434,7 @@ class ClientGateway:
         return types.EmptyResult()
 
 
-async def _make_with_progress(maker: Maker, request: ClientRequest, call: GatewayCall) -> Made:
+async def _make_with_progress(maker: Maker, request: ClientRequest, call: CallRequest) -> Made:
     news = NewsQueue[Mapping[str, Any]]()  # a client that does not read misses some
 
     async def pass_on() -> None:
@@ -445,7 +446,7 @@ async def _make_with_progress(maker: Maker, request: ClientRequest, call: Gatewa
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pass_on)
         try:
-            made = await maker.make(call, lambda value: news.put(value, value))
+            made = await maker.make(call._replace(on_progress=lambda value: news.put(value, value)))
         finally:
             news.close()
     return made

@@ -26,9 +26,9 @@ from runner.lifecycle.exceptions import Unavailable, UnknownPlugin
 from runner.lifecycle.feed import BoundedFeed, FeedSource, LogPiece
 from runner.lifecycle.machine import Hold, ReloadAsked, ResetAsked, StartAsked, StopAsked
 from runner.lifecycle.spec import LifecycleNews, Spec, Status
-from runner.lifecycle.supervised import CallRequest, OnEvent, SupervisedPlugin
+from runner.lifecycle.supervised import OnEvent, SupervisedPlugin
+from runner.protocol.calls import CallRequest, OnProgress
 from runner.protocol.dialect import Kind
-from runner.session.pending import OnProgress
 
 _MOST_NEWS = 1024  # that wait for a subscriber
 
@@ -126,9 +126,12 @@ class Supervisor:
         take turns where calls have to wait. Raises what `OpenPlugin.call` does, Overloaded, Unavailable and
         UnknownPlugin; ValueError if an argument is wrong. A call is made once: it is not repeated if the
         plugin fails."""
-        check_seconds(seconds)
-        request = CallRequest(tool, input, kind, seconds, context, on_progress, caller)
-        return await self._plugin(name).call(request)
+        return await self.make(CallRequest(name, tool, input, kind, seconds, context, on_progress, caller))
+
+    async def make(self, request: CallRequest) -> Result:
+        """`call`, with its arguments in one value."""
+        check_seconds(request.seconds)
+        return await self._plugin(request.plugin).call(request)
 
     async def tools(self, name: str, what: str = "tools") -> Sequence[Mapping[str, Any]]:
         """List what a plugin exposes, as `OpenPlugin.list` does."""

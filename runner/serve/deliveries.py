@@ -21,8 +21,9 @@ from runner.library import Result
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import Outcome
+from runner.protocol.calls import CallRequest
 from runner.serve.alerts import Alerts
-from runner.serve.desk import CallTarget, DoorCall
+from runner.serve.desk import CallTarget
 from runner.serve.metrics import Metrics
 from runner.session.account import CallAccount, open_account
 
@@ -130,12 +131,8 @@ class Deliveries:
         target = None if self._target_of is None else await self._target_of(attempt)
         known = self._context_keys(row.plugin) if target is None else target.hook_keys
         context, event = hook_context(row, known, attempt.number, attempt.invocation), json.loads(row.event)
-        if target is not None:
-            call = DoorCall(row.plugin, row.hook, event, "hook", context=context, caller=_CALLER)
-            return await target.call(call, None)
-        return await self._supervisor.call(
-            row.plugin, row.hook, event, kind="hook", context=context, caller=_CALLER
-        )
+        call = CallRequest(row.plugin, row.hook, event, "hook", context=context, caller=_CALLER)
+        return await (target or self._supervisor).make(call)
 
 
 def dead_letter(row: DeliveryRow, why: str) -> str:

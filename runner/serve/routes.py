@@ -34,12 +34,13 @@ from runner.ledger.sqlite_file import DatabaseUnusable
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.feed import LineTimes
 from runner.lifecycle.supervisor import Supervisor
+from runner.protocol.calls import CallRequest
 from runner.serve.alerts import Alerts
 from runner.serve.answers import Json, read_document, read_moment, read_most
 from runner.serve.calling import answer_call, read_seconds, with_headers
 from runner.serve.control.database import ControlRefusal
 from runner.serve.deliveries import Deliveries, delivery_of, posted_id, type_of, verdict_of
-from runner.serve.desk import Desk, DoorCall
+from runner.serve.desk import Desk
 from runner.serve.event_stream import Emit, EventStream
 from runner.serve.metrics import CONTENT_TYPE, LedgerGauges, Metrics
 from runner.serve.mounted import Mounted
@@ -507,7 +508,7 @@ def _only_own(request: Request) -> str | None:
     return None if is_local(caller) else caller
 
 
-async def _call_request(request: Request) -> DoorCall:
+async def _call_request(request: Request) -> CallRequest:
     given = await read_document(request)
     if strays := sorted(given.keys() - {"tool", "input", "kind", "context"}):
         raise Refused(400, "invalid_body", f"the body has the unknown key {strays[0][:60]!a}")
@@ -521,7 +522,7 @@ async def _call_request(request: Request) -> DoorCall:
         or len(kind or "") > _MOST_KIND
     ):
         raise Refused(400, "invalid_body", "kind has to be a text, and context an object")
-    asked = DoorCall(request.path_params["name"], tool, given.get("input"), kind, context=context)
+    asked = CallRequest(request.path_params["name"], tool, given.get("input"), kind, context=context)
     return with_headers(request, asked)
 
 

@@ -22,10 +22,11 @@ from runner.exceptions import PluginError, PluginFailure
 from runner.launch.stages import Invocation
 from runner.outcome import Outcome, with_outcome
 from runner.plugin import Plugin
+from runner.protocol.calls import OnProgress
 from runner.protocol.dialect import CallEnd, Identity
 from runner.session import account
 from runner.session.backlog import Backlog
-from runner.session.pending import OnProgress, at_checkpoints, first_of
+from runner.session.pending import at_checkpoints, first_of
 from runner.session.prepared import GIVEN_UP, PreparedCall, read_plugin
 from runner.session.session import Session
 from runner.session.state import CLOSED

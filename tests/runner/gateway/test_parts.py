@@ -25,7 +25,7 @@ from runner.cli.serving.serve import _gateway
 from runner.exceptions import PluginFailure
 from runner.extras import install_command
 from runner.gateway.audit import AuditedMaker, AuditFile, hide
-from runner.gateway.calls import GatewayCall, Made, SupervisedMaker
+from runner.gateway.calls import Made, SupervisedMaker
 from runner.gateway.catalogue import Catalogue
 from runner.gateway.http import FORGET_SECONDS, MOST_CALLERS, HttpGateway, open_gateway
 from runner.gateway.names import MOST_NAME, plugin_part, public_name, public_uri, split_uri
@@ -37,6 +37,7 @@ from runner.gateway.settings_file import read_settings
 from runner.gateway.tool_source import Lists
 from runner.gateway.translate import Shown, shown
 from runner.outcome import Outcome
+from runner.protocol.calls import CallRequest
 from runner.protocol.dialect import Notice
 from runner.serve.mounted import CannotMount, DaemonParts, Mounted
 from runner.serve.refusal import Refused
@@ -440,16 +441,16 @@ async def test_a_plugin_whose_lists_cost_much_is_asked_rarely(
 @pytest.mark.trio
 async def test_a_call_that_the_audit_cannot_hold(tmp_path: Path) -> None:
     class OneMaker:
-        async def make(self, call: GatewayCall, on_progress: Any) -> Made:
+        async def make(self, call: CallRequest) -> Made:
             return Made("done")
 
     file = AuditFile(str(tmp_path / "audit"))
-    call = GatewayCall("p", "t", {}, "tool", "me")
-    assert await AuditedMaker(OneMaker(), file, bodies=False).make(call, None) == Made("done")
+    call = CallRequest("p", "t", {}, "tool", caller="me")
+    assert await AuditedMaker(OneMaker(), file, bodies=False).make(call) == Made("done")
     full = os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, file._fd)
     os.close(full)
-    made = await AuditedMaker(OneMaker(), file, bodies=False).make(call, None)
+    made = await AuditedMaker(OneMaker(), file, bodies=False).make(call)
     os.close(file._fd)
     assert made.error is not None
     assert made.error["message"] == (
@@ -623,12 +624,13 @@ async def test_news_for_a_client_that_does_not_read_are_small(nursery: trio.Nurs
     client: Any
 
     class Chatty:
-        async def make(self, call: GatewayCall, on_progress: Any) -> Made:
+        async def make(self, call: CallRequest) -> Made:
             for number in range(300):
                 client.hear("one", Notice("log", {"level": "info", "data": "x" * (1 << 20)}))
                 client.hear("one", Notice("log", {"level": "info", "data": [["x" * (1 << 20)], number]}))
                 client.hear("one", Notice("changed", {"resource": "x:" + "y" * (1 << 20)}))
-                on_progress({"progress": number, "message": "x" * (1 << 20)})
+                assert call.on_progress is not None
+                call.on_progress({"progress": number, "message": "x" * (1 << 20)})
             told.append(tracemalloc.get_traced_memory()[0])
             return Made("done")
 
@@ -663,7 +665,7 @@ async def test_a_text_whose_call_is_answered_meanwhile_waits_for_the_next_reques
     client: Any
 
     class Refused:
-        async def make(self, call: GatewayCall, on_progress: Any) -> Made:
+        async def make(self, call: CallRequest) -> Made:
             client.tell("one", "warning", "during")
             await trio.testing.wait_all_tasks_blocked()
             client.tell("one", "warning", "at the end")

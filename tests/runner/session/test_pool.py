@@ -105,9 +105,7 @@ def prepared(
     made = Prepared(call, {"export": "one", **options}, contents or {}, {})
     deadline = Deadline(trio.current_time() + seconds, seconds)
     invocation = Invocation("/graced.json", options=tuple(made.options.items()))
-    return PreparedCall(
-        invocation, call, PLUGIN, made, Secrets(secrets), time.time(), time.monotonic(), deadline
-    )
+    return PreparedCall(invocation, PLUGIN, made, Secrets(secrets), time.time(), time.monotonic(), deadline)
 
 
 @asynccontextmanager
