@@ -27,7 +27,7 @@ from runner.manifest.load import ManifestRead, contract_at
 from runner.outcome import Outcome
 from runner.plugin import Plugin
 from runner.protocol.bus import BusRefused, Snapshot, SnapshotBus
-from runner.protocol.calls import CallRequest, OnProgress
+from runner.protocol.calls import CallRequest, CallResult, OnProgress
 from runner.protocol.dialect import NO_CONTEXT, Call, Identity, Kind, Notice, Progress, Refusal
 from runner.protocol.host_services import (
     Completion,
@@ -81,16 +81,7 @@ __all__ = [
 ]
 
 Path = str | os.PathLike[str]
-
-
-class Result(NamedTuple):
-    """The result of one call."""
-
-    value: Any
-    identity: Identity
-    report: dict[str, Any]
-    stderr: str  # the end of what the plugin wrote there
-    invocation: dict[str, Any] | None = None  # the contract's own record of the call, if it has one
+Result = CallResult
 
 
 class OpenArguments(TypedDict, total=False):
@@ -214,16 +205,16 @@ class OpenPlugin:
             return await self._session.call(self._checked(request), seconds=seconds, on_progress=on_progress)
         return (await self._call_in_own_process(request)).value
 
-    async def make(self, request: CallRequest) -> Result:
+    async def make(self, request: CallRequest) -> CallResult:
         """`call`, with what is known about this very call: other calls may run at the same time. The report
         is empty if the process lives on."""
         if self._session is None:
             return await self._call_in_own_process(request)
         call = self._checked(request)
         value = await self._session.call(call, seconds=request.seconds, on_progress=request.on_progress)
-        return Result(value, self.identity, {}, self._session.stderr)
+        return CallResult(value, self.identity, {}, self._session.stderr)
 
-    async def _call_in_own_process(self, request: CallRequest) -> Result:
+    async def _call_in_own_process(self, request: CallRequest) -> CallResult:
         call = self._checked(request)
         try:
             if self._pool is not None:
@@ -250,7 +241,7 @@ class OpenPlugin:
         context = NO_CONTEXT if request.context is None else _check_context(request.context)
         return Call._make((request.kind or self._kind, request.tool, request.input, context))
 
-    async def _call_prepared(self, pool: Pool, call: Call, request: CallRequest) -> Result:
+    async def _call_prepared(self, pool: Pool, call: Call, request: CallRequest) -> CallResult:
         def given_up(record: dict[str, Any] | None) -> None:
             self._invocation = record
             account.enter(record)
@@ -262,11 +253,9 @@ class OpenPlugin:
             account.enter(error.invocation)
             raise
         try:
-            invoked = await pool.call(prepared, request.on_progress)
+            return await pool.call(prepared, request.on_progress)
         finally:
             self._invocation = pool.invocation
-        report, record = invoked.report or {}, invoked.invocation
-        return Result(invoked.value, invoked.identity, report, invoked.stderr, record)
 
     async def list(self, what: str = "tools") -> Sequence[Mapping[str, Any]]:
         """List what the plugin exposes: "tools", and what else its contract can list, such as "prompts". Each
@@ -355,13 +344,13 @@ class _SessionSettings(NamedTuple):
             parking=self.parking,
         )
 
-    async def once(self, call: Call, request: CallRequest) -> Result:
+    async def once(self, call: Call, request: CallRequest) -> CallResult:
         async with self.session(call, request.seconds) as session:
             value = await session.call(call, seconds=request.seconds, on_progress=request.on_progress)
             if session.is_one_shot:
                 await session.conclude()
         assert session.identity is not None and session.report is not None
-        return Result(value, session.identity, session.report, session.stderr)
+        return CallResult(value, session.identity, session.report, session.stderr)
 
 
 @asynccontextmanager
@@ -500,7 +489,7 @@ async def run(
     context: Mapping[str, Any] | None = None,
     on_progress: OnProgress | None = None,
     **opening: Unpack[OpenArguments],
-) -> Result:
+) -> CallResult:
     """Open a plugin, call it once, and end it. Takes and raises what `open_plugin` and `call` do."""
     if "secrets" in opening:
         opening["secrets"] = hide_secrets(opening["secrets"])
@@ -511,7 +500,7 @@ async def run(
         )
         stderr = plugin.stderr
     stderr = plugin.stderr or stderr
-    return Result(value, plugin.identity, plugin.report or {}, stderr, plugin.invocation)
+    return CallResult(value, plugin.identity, plugin.report or {}, stderr, plugin.invocation)
 
 
 def call(path: Path, name: str, input: Any = None, **options: Unpack[RunArguments]) -> Any:  # noqa: A002

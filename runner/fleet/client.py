@@ -29,8 +29,8 @@ from runner.ledger.rows import digest
 from runner.outcome import Outcome
 from runner.protocol import wire
 from runner.protocol.calls import CallRequest, OnProgress
-from runner.serve.desk import CallAnswer
-from runner.serve.refusal import STATUS, Refused, outcome_error
+from runner.serve.desk import CallAnswer, failed, refused_answer
+from runner.serve.refusal import Refused
 from sandbox.speed.value import NamedTuple
 
 _TAKE_SECONDS = 1.0  # for a worker to say that it has a call
@@ -190,8 +190,8 @@ class FleetClient:
                     await self.workers()
         for each in plugins_of(self._listed[1]):
             if each.digest == plugin.digest and each.held:
-                refused = each.refusal()
-                return CallAnswer(refused.status, {**refused.document(), "id": call.id})
+                answer = refused_answer(each.refusal())
+                return answer._replace(document={**answer.document, "id": call.id})
         return None
 
     async def plugins(self, *, fresh: bool = True) -> list[FleetPlugin]:
@@ -308,7 +308,7 @@ class FleetClient:
                         if plugin is not None and (
                             why := await self._refusal_of(plugin, call, time.monotonic())
                         ):
-                            message += f"; {why.document['error']['message']}"
+                            message += f"; {why.error['message']}"
                         return _failed(call, "timeout", "deadline", message)
                     # A call that began in time may take as long as its contract lets it. One that nobody runs
                     # is looked for once more: it may have ended after we looked.
@@ -595,9 +595,7 @@ def _no_worker(plugin: FleetPlugin, call: FleetCall) -> CallAnswer:
 def _failed(call: FleetCall, code: Any, cause: str, message: str, hint: str = "", **more: Any) -> CallAnswer:
     outcome = Outcome(code, "call", message, cause, hint)
     headers = {"Retry-After": "1"} if code == "overloaded" else {}
-    return CallAnswer(
-        STATUS[outcome.code], outcome_error(outcome, id=call.id, invocation=None, **more), headers
-    )
+    return failed(outcome, id=call.id, invocation=None, **more)._replace(headers=headers)
 
 
 def _lost(call: FleetCall, worker: str, server: str) -> CallAnswer:
@@ -618,7 +616,7 @@ def _no_answer(call: FleetCall, worker: str) -> CallAnswer:
 def _is_elsewhere(answer: CallAnswer) -> bool:
     """Whether nothing ran, and another worker may do better. A plugin can choose the cause of its errors, and
     not their code."""
-    error = answer.document.get("error", {}) if not answer.is_ok else {}
+    error = answer.error
     return error.get("code") == "quarantined" or (
         (error.get("code"), error.get("cause")) == ("overloaded", "no_slot")
     )

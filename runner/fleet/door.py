@@ -17,14 +17,14 @@ from runner.fleet.connection import FleetAddress, NoFleet
 from runner.fleet.library import Fleet, open_fleet
 from runner.fleet.operate import ask_workers, queues
 from runner.ledger.rows import Effect
-from runner.library import Result, check_seconds
+from runner.library import check_seconds
 from runner.lifecycle.exceptions import Unavailable, UnknownPlugin
 from runner.lifecycle.feed import BoundedFeed, LogPiece
 from runner.lifecycle.machine import StateName
 from runner.lifecycle.spec import LifecycleNews, Status
 from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import Code, Outcome, Phase
-from runner.protocol.calls import CallRequest
+from runner.protocol.calls import CallRequest, CallResult
 from runner.serve.refusal import Refused
 from runner.serve.roster import Roster
 from runner.serve.sources import SourceFault
@@ -130,7 +130,7 @@ class FleetSupervisor(Supervisor):
             for each in self.known.values()
         ]
 
-    async def make(self, request: CallRequest) -> Result:
+    async def make(self, request: CallRequest) -> CallResult:
         check_seconds(request.seconds)
         if self._draining:
             raise Unavailable(request.plugin, "draining", self._draining)

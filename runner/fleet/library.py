@@ -19,10 +19,9 @@ from runner.exceptions import InvalidCall, PluginError, PluginFailure
 from runner.fleet.client import FleetClient, FleetPlugin, new_call, open_client
 from runner.fleet.connection import FleetAddress, NoFleet, read_address
 from runner.fleet.crossing import AsyncioThread, open_asyncio_thread
-from runner.library import Result
 from runner.lifecycle.exceptions import Overloaded, UnknownPlugin
 from runner.outcome import EXIT, Code, Outcome, Phase
-from runner.protocol.calls import CallRequest, OnProgress
+from runner.protocol.calls import CallRequest, CallResult, OnProgress
 from runner.protocol.dialect import Identity, Refusal
 from runner.serve.desk import CallAnswer
 from runner.serve.refusal import Refused
@@ -69,7 +68,7 @@ class Fleet:
         durable: bool = False,
         call: str | None = None,
         retry: bool = True,
-    ) -> Result:
+    ) -> CallResult:
         """Call a plugin of the fleet. `durable`: the call survives workers and servers; `call`: its id, with
         which it is made once. Raises PluginError, PluginFailure, Overloaded and UnknownPlugin, as a
         supervisor does, and what `on_progress` raises."""
@@ -78,7 +77,7 @@ class Fleet:
 
     async def make(
         self, request: CallRequest, *, durable: bool = False, call: str | None = None, retry: bool = True
-    ) -> Result:
+    ) -> CallResult:
         """`call`, with its arguments in one value."""
         token, scope = trio.lowlevel.current_trio_token(), trio.CancelScope()
         faults: list[Exception] = []
@@ -122,11 +121,11 @@ def _refusal(plugin: str, refused: Refused) -> Exception:
     return PluginFailure(outcome)
 
 
-def result_of(answer: CallAnswer) -> Result:
+def result_of(answer: CallAnswer) -> CallResult:
     """The value of an answer. Raises the exception that the worker made the answer from."""
     document = answer.document
     if answer.is_ok:
-        return Result(document.get("value"), Identity("", ""), {}, "", document.get("invocation"))
+        return CallResult(document.get("value"), Identity("", ""), {}, "", document.get("invocation"))
     error = document.get("error", {})
     given, message, cause, hint = (str(error.get(key, "")) for key in ("code", "message", "cause", "hint"))
     code: Code = next((known for known in EXIT if known == given), "internal")

@@ -24,8 +24,7 @@ from runner.package.fault import PackageFault
 from runner.package.listing import list_package
 from runner.protocol.calls import OnProgress
 from runner.serve.deliveries import verdict_of
-from runner.serve.desk import CallAnswer, failed_answer, off_loop_if_large
-from runner.serve.refusal import STATUS, outcome_error
+from runner.serve.desk import CallAnswer, failed, failed_answer, off_loop_if_large
 from runner.serve.roster import Roster
 from runner.serve.sources import PluginSource
 from runner.session.account import open_account
@@ -69,6 +68,11 @@ class Performed(NamedTuple):
     fate: Fate = "ended"
     output: Digest = Digest()
     asked: bool = True  # the plugin, or nobody knows
+
+
+def unperformed(call: str, outcome: Outcome, fate: Fate = "ended", **more: Any) -> Performed:
+    """A call of this id that failed before or without its plugin's own answer."""
+    return Performed(failed(outcome, id=call, **more), outcome, fate)
 
 
 class WorkerPlugins(Protocol):
@@ -187,8 +191,7 @@ class RosterPlugins:
         except (UnknownPlugin, ValueError) as wrong:
             unknown = isinstance(wrong, UnknownPlugin)
             outcome = Outcome("launch_failed" if unknown else "invalid_call", "call", str(wrong))
-            answer = CallAnswer(STATUS[outcome.code], outcome_error(outcome, id=call.id))
-            done = Performed(answer, outcome, "elsewhere" if unknown else "ended")
+            done = unperformed(call.id, outcome, "elsewhere" if unknown else "ended")
         if hider:  # no secret of the operator's travels
             hidden = await off_loop_if_large(hider.hide_in, done.answer.document)
             done = done._replace(answer=done.answer._replace(document=hidden))
@@ -268,5 +271,4 @@ def _bounded(call: str, done: Performed) -> Performed:
     hint = "ask for less, or call the plugin on its own machine"
     outcome = Outcome("malformed_response", "call", message, "answer_too_large", hint)
     ran = "succeeded" if done.outcome.code == "ok" else "failed"
-    document = outcome_error(outcome, id=call, execution_outcome=ran)
-    return Performed(CallAnswer(STATUS[outcome.code], document), outcome, output=done.output)
+    return unperformed(call, outcome, execution_outcome=ran)._replace(output=done.output)

@@ -13,10 +13,11 @@ from typing import Any
 
 import trio
 
-from runner.gateway.calls import Made, Maker, failed
+from runner.gateway.calls import Maker
 from runner.ledger.rows import digest
 from runner.outcome import Outcome
 from runner.protocol.calls import CallRequest
+from runner.serve.desk import CallAnswer, failed
 
 _SECRET = re.compile(r"pass(word|wd|phrase)|secret|token|api[_-]?key|credential|authorization|cookie", re.I)
 _MOST_BODY = 64 << 10  # characters of a body in the audit
@@ -55,14 +56,14 @@ class AuditedMaker:
         self._file = file
         self._bodies = bodies
 
-    async def make(self, call: CallRequest) -> Made:
+    async def make(self, call: CallRequest) -> CallAnswer:
         began, at = time.monotonic(), time.time()
         code, output = "cancelled", None
         unwritten = ""
         try:
             made = await self._maker.make(call)
-            code = "ok" if made.error is None else made.error["code"]
-            output = made.value if made.error is None else made.data
+            code = made.error.get("code", "ok")
+            output = made.value if made.is_ok else made.data
         finally:
             line = {"at": at, "seconds": round(time.monotonic() - began, 6), "client": call.caller}
             line |= {"plugin": call.plugin, "kind": call.kind, "name": call.tool, "code": code}

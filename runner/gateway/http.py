@@ -22,7 +22,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPDeprecationWarning
 
 from runner.approvals.tools import ToolRecord, tools_folder
-from runner.gateway.calls import Made, Maker, failed
+from runner.gateway.calls import Maker
 from runner.gateway.catalogue import Catalogue
 from runner.gateway.questions import ClientQuestions
 from runner.gateway.remote import RemoteSource
@@ -36,7 +36,7 @@ from runner.lifecycle.exceptions import UnknownPlugin
 from runner.outcome import Outcome
 from runner.protocol.calls import CallRequest
 from runner.protocol.dialect import Notice, Progress
-from runner.serve.desk import CallAnswer, Desk, off_loop_if_large
+from runner.serve.desk import CallAnswer, Desk, failed, off_loop_if_large, refused_answer
 from runner.serve.door import Message, Receive, Send
 from runner.serve.mounted import DaemonParts
 from runner.serve.refusal import Refused
@@ -56,14 +56,15 @@ class DeskMaker:
         self._desk = desk
         self._nursery = nursery
 
-    async def make(self, call: CallRequest) -> Made:
+    async def make(self, call: CallRequest) -> CallAnswer:
         try:
             row = await self._desk.accept(call)
         except Refused as refused:
-            return Made(None, refused.document()["error"])
+            return refused_answer(refused)
         except UnknownPlugin as unknown:
             return failed(Outcome("launch_failed", "call", str(unknown), "unknown_plugin"))
-        assert not isinstance(row, CallAnswer)  # that is for calls with a key
+        if isinstance(row, CallAnswer):
+            return row
         answers: list[CallAnswer] = []
         bugs: list[Exception] = []
         done = trio.Event()
@@ -84,10 +85,7 @@ class DeskMaker:
             raise
         if bugs:
             raise bugs[0]
-        document = answers[0].document
-        if answers[0].is_ok:
-            return Made(document["value"])
-        return Made(None, document["error"], document.get("data"))
+        return answers[0]
 
 
 class LedgerMaker:
@@ -97,7 +95,7 @@ class LedgerMaker:
         self._maker = maker
         self._ledger = ledger
 
-    async def make(self, call: CallRequest) -> Made:
+    async def make(self, call: CallRequest) -> CallAnswer:
         number, started = f"call_{secrets.token_hex(12)}", time.time()
         input_digest = await off_loop_if_large(digest, call.input)
         try:
@@ -110,8 +108,8 @@ class LedgerMaker:
             made = await self._maker.make(call)
             return made
         finally:
-            code = "ok" if made.error is None else made.error["code"]
-            record = json.dumps({"outcome": made.error, "invocation": None})
+            code = made.error.get("code", "ok")
+            record = json.dumps({"outcome": made.error or None, "invocation": None})
             with trio.CancelScope(shield=True):
                 output = await off_loop_if_large(digest, made.value)
                 await self._ledger.end(number, EndOfCall(code, output, record, None, started))

@@ -26,7 +26,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from runner import __version__
-from runner.gateway.calls import Made, Maker, failed
+from runner.gateway.calls import Maker
 from runner.gateway.catalogue import Catalogue, KnownSource
 from runner.gateway.names import public_uri, split_uri
 from runner.gateway.questions import ClientQuestions, ClientRequest, Context, Waiting
@@ -51,6 +51,7 @@ from runner.outcome import Outcome
 from runner.protocol.calls import CallRequest
 from runner.protocol.dialect import Notice, Progress
 from runner.protocol.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS
+from runner.serve.desk import CallAnswer, failed
 from runner.serve.news import NewsQueue
 from runner.serve.refusal import outcome_error
 from sandbox.document.diagnostic import quoted
@@ -195,7 +196,7 @@ class ClientGateway:
         async def work(request: ClientRequest) -> dict[str, Any]:
             source = known.source
             made = await self._make(request, source, one.own, params.arguments or {}, "tool")
-            if made.error is None:
+            if made.is_ok:
                 result = source.result(one.own, made.value)
             elif source.passes and made.error["cause"] == "isError" and isinstance(made.data, dict):
                 result = content_result(one.plugin, made.data)
@@ -246,7 +247,7 @@ class ClientGateway:
 
     async def _make(
         self, request: ClientRequest, source: ToolSource, name: str, given: Any, kind: str
-    ) -> Made:
+    ) -> CallAnswer:
         plugin, maker = source.name, source.maker or self._maker
         call = CallRequest(plugin, name, given, kind, caller=self._client)
         self._questions.enter(plugin, request)
@@ -434,7 +435,7 @@ class ClientGateway:
         return types.EmptyResult()
 
 
-async def _make_with_progress(maker: Maker, request: ClientRequest, call: CallRequest) -> Made:
+async def _make_with_progress(maker: Maker, request: ClientRequest, call: CallRequest) -> CallAnswer:
     news = NewsQueue[Mapping[str, Any]]()  # a client that does not read misses some
 
     async def pass_on() -> None:
@@ -458,9 +459,9 @@ def _key(context: Context) -> str:
     return key
 
 
-def _value(made: Made) -> Any:
+def _value(made: CallAnswer) -> Any:
     """Raises MCPError with the plugin's own code, where that is one of the protocol's."""
-    if made.error is None:
+    if made.is_ok:
         return made.value
     cause = str(made.error["cause"])
     code = int(cause) if cause.removeprefix("-").isdigit() and len(cause) < 8 else INTERNAL_ERROR

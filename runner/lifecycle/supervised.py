@@ -18,7 +18,7 @@ import trio
 from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError, PluginFailure
 from runner.launch.stages import HeldManifest
-from runner.library import OpenPlugin, Result, open_plugin
+from runner.library import OpenPlugin, open_plugin
 from runner.lifecycle import machine
 from runner.lifecycle.exceptions import Overloaded, Unavailable
 from runner.lifecycle.feed import StderrLog
@@ -45,7 +45,7 @@ from runner.lifecycle.spec import LifecycleNews, Spec, Status
 from runner.manifest.load import load
 from runner.outcome import Outcome
 from runner.plugin import Plugin
-from runner.protocol.calls import CallRequest
+from runner.protocol.calls import CallRequest, CallResult
 from runner.protocol.dialect import Identity, Notice, Progress
 from runner.protocol.memory import size_of
 from runner.session.pending import Deadline, first_of
@@ -187,7 +187,7 @@ class SupervisedPlugin:
 
     # --- calls ----------------------------------------------------------------------------------------------
 
-    async def call(self, request: CallRequest) -> Result:
+    async def call(self, request: CallRequest) -> CallResult:
         if not self.loaded.is_set():
             await self.loaded.wait()
         deadline = Deadline()
@@ -211,9 +211,9 @@ class SupervisedPlugin:
                 self.step(CellOver(cell.number))  # now: the caller's next call is not for this process
             self.step(Finished(cell.number))
 
-    async def _call_in(self, opened: OpenPlugin, request: CallRequest, deadline: Deadline) -> Result:
+    async def _call_in(self, opened: OpenPlugin, request: CallRequest, deadline: Deadline) -> CallResult:
         if request.kind == "list":
-            return Result(await opened.list(request.tool), opened.identity, {}, "")
+            return CallResult(await opened.list(request.tool), opened.identity, {}, "")
         if request.seconds is not None:
             request = request._replace(seconds=max(0.0, deadline.at - trio.current_time()))
         try:

@@ -21,13 +21,13 @@ import trio
 from runner.contracts.registry import find_contract
 from runner.event_loop import require_trio
 from runner.exceptions import PluginError, PluginFailure
-from runner.library import OpenPlugin, Result, check_seconds
+from runner.library import OpenPlugin, check_seconds
 from runner.lifecycle.exceptions import Unavailable, UnknownPlugin
 from runner.lifecycle.feed import BoundedFeed, FeedSource, LogPiece
 from runner.lifecycle.machine import Hold, ReloadAsked, ResetAsked, StartAsked, StopAsked
 from runner.lifecycle.spec import LifecycleNews, Spec, Status
 from runner.lifecycle.supervised import OnEvent, SupervisedPlugin
-from runner.protocol.calls import CallRequest, OnProgress
+from runner.protocol.calls import CallRequest, CallResult, OnProgress
 from runner.protocol.dialect import Kind
 
 _MOST_NEWS = 1024  # that wait for a subscriber
@@ -121,14 +121,14 @@ class Supervisor:
         context: Mapping[str, Any] | None = None,
         on_progress: OnProgress | None = None,
         caller: str = "",
-    ) -> Result:
+    ) -> CallResult:
         """Call a plugin, which is started if it does not run. `seconds` counts from now. `caller`: callers
         take turns where calls have to wait. Raises what `OpenPlugin.call` does, Overloaded, Unavailable and
         UnknownPlugin; ValueError if an argument is wrong. A call is made once: it is not repeated if the
         plugin fails."""
         return await self.make(CallRequest(name, tool, input, kind, seconds, context, on_progress, caller))
 
-    async def make(self, request: CallRequest) -> Result:
+    async def make(self, request: CallRequest) -> CallResult:
         """`call`, with its arguments in one value."""
         check_seconds(request.seconds)
         return await self._plugin(request.plugin).call(request)

@@ -17,11 +17,10 @@ from runner.exceptions import PluginError, PluginFailure
 from runner.ledger.file import Attempt, LedgerUnusable
 from runner.ledger.ledger import Ledger
 from runner.ledger.rows import Delivery, DeliveryRow, EndOfCall, Verdict, hook_context, owner_of, record_of
-from runner.library import Result
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import Outcome
-from runner.protocol.calls import CallRequest
+from runner.protocol.calls import CallRequest, CallResult
 from runner.serve.alerts import Alerts
 from runner.serve.desk import CallTarget
 from runner.serve.metrics import Metrics
@@ -126,7 +125,7 @@ class Deliveries:
             self._metrics.call(row.plugin, outcome.code, outcome.cause, time.monotonic() - began)
             self.wake()
 
-    async def _call(self, attempt: Attempt) -> Result:
+    async def _call(self, attempt: Attempt) -> CallResult:
         row = attempt.delivery
         target = None if self._target_of is None else await self._target_of(attempt)
         known = self._context_keys(row.plugin) if target is None else target.hook_keys

@@ -26,11 +26,10 @@ from runner.ledger.rows import (
     record_of,
     row_of,
 )
-from runner.library import Result
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import Outcome
-from runner.protocol.calls import CallRequest
+from runner.protocol.calls import CallRequest, CallResult
 from runner.protocol.memory import size_of
 from runner.protocol.secrets import Secrets
 from runner.serve.alerts import Alerts
@@ -61,13 +60,13 @@ class CallTarget(Protocol):
     def accept(self, call: str, input_bytes: int) -> None:
         """The call is in the ledger, with this id. `make` or `abandon` follows."""
 
-    async def make(self, request: CallRequest) -> Result: ...
+    async def make(self, request: CallRequest) -> CallResult: ...
     async def abandon(self) -> None: ...
     def secrets(self) -> Secrets: ...
 
 
 class CallAnswer(NamedTuple):
-    """What the caller gets: the status and the document, with the headers."""
+    """What the caller gets, whatever its call came to: the status and the document, with the headers."""
 
     status: int
     document: dict[str, Any]
@@ -76,6 +75,20 @@ class CallAnswer(NamedTuple):
     @property
     def is_ok(self) -> bool:
         return self.status == 200
+
+    @property
+    def value(self) -> Any:
+        return self.document.get("value")
+
+    @property
+    def error(self) -> Mapping[str, Any]:
+        """With code, phase, cause, message and hint; empty: it is ok."""
+        return {} if self.is_ok else self.document.get("error", {})
+
+    @property
+    def data(self) -> Any:
+        """Of the plugin's own error."""
+        return self.document.get("data")
 
 
 class _InFlight(NamedTuple):
@@ -170,13 +183,13 @@ class Desk:
                 answer = CallAnswer(200, {"id": row.id, "value": value, "invocation": invocation})
             if answer is None:
                 outcome = _CANCELLED if held.deleted else _GIVEN_UP
-                answer = CallAnswer(STATUS["cancelled"], outcome_error(outcome, id=row.id))
+                answer = failed(outcome, id=row.id)
         except (PluginError, PluginFailure) as error:
             outcome, invocation = error.outcome, error.invocation
             answer = failed_answer(row.id, error)
         except UnknownPlugin as unknown:  # it was removed meanwhile
             outcome = Outcome("launch_failed", "call", str(unknown), "unknown_plugin")
-            answer = CallAnswer(404, outcome_error(outcome, id=row.id))
+            answer = failed(outcome, id=row.id)._replace(status=404)
         except LedgerUnusable as unusable:
             outcome, answer = _not_asked(row.id, unusable)
         except trio.Cancelled:
@@ -231,7 +244,7 @@ def _not_asked(call: str, unusable: LedgerUnusable) -> tuple[Outcome, CallAnswer
     message = f"{_UNRECORDED}: {unusable}"
     refused = Refused(503, "ledger", message, unusable.hint, retry_after=5, more={"id": call})
     outcome = Outcome("internal", "call", message, "ledger", unusable.hint)
-    return outcome, CallAnswer(refused.status, refused.document(), refused.headers())
+    return outcome, refused_answer(refused)
 
 
 async def off_loop_if_large(function: Callable[[Any], Value], value: Any) -> Value:
@@ -272,12 +285,20 @@ def _earlier(row: InvocationRow) -> CallAnswer:
     return CallAnswer(status, document, replayed)
 
 
+def failed(outcome: Outcome, **more: Any) -> CallAnswer:
+    """`more`: further keys of the document."""
+    return CallAnswer(STATUS[outcome.code], outcome_error(outcome, **more))
+
+
+def refused_answer(refused: Refused) -> CallAnswer:
+    return CallAnswer(refused.status, refused.document(), refused.headers())
+
+
 def failed_answer(call: str, error: PluginError | PluginFailure) -> CallAnswer:
     more: dict[str, Any] = {"id": call, "invocation": error.invocation}
     if isinstance(error, PluginError):
         more["data"] = error.data
     more |= getattr(error, "also", {})
-    document = outcome_error(error.outcome, **more)
     after = getattr(error, "retry_after", None)
     headers = {} if after is None else {"Retry-After": str(max(1, round(after)))}
-    return CallAnswer(STATUS[error.outcome.code], document, headers)
+    return failed(error.outcome, **more)._replace(headers=headers)

@@ -25,7 +25,6 @@ from runner.ledger.file import Attempt, LedgerFile
 from runner.ledger.ledger import Ledger
 from runner.ledger.rows import BINDING, NOT_STARTED, UNKNOWN, Effect
 from runner.ledger.sqlite_file import DatabaseUnusable
-from runner.library import Result
 from runner.lifecycle.exceptions import Unavailable, UnknownPlugin
 from runner.lifecycle.spec import Spec
 from runner.lifecycle.supervisor import Supervisor
@@ -33,7 +32,7 @@ from runner.outcome import Outcome
 from runner.package.fault import PackageFault
 from runner.package.listing import list_package
 from runner.plugin import Plugin
-from runner.protocol.calls import CallRequest, OnProgress
+from runner.protocol.calls import CallRequest, CallResult, OnProgress
 from runner.protocol.dialect import Call, CallEnd, Refusal
 from runner.protocol.host_services import Services
 from runner.protocol.secrets import Secrets
@@ -177,7 +176,7 @@ class RunningBindings:
 
     # --- calls ----------------------------------------------------------------------------------------------
 
-    async def make(self, made: BindingCall, request: CallRequest) -> Result:
+    async def make(self, made: BindingCall, request: CallRequest) -> CallResult:
         """Make a call. From before it looks at the binding it can be cancelled by `run`."""
         calls = self._calls.setdefault(made.binding, [])
         calls.append(made)
@@ -363,13 +362,13 @@ class BindingCall:
             self._account.reason = DISABLED
         self._scope.cancel()
 
-    async def make(self, request: CallRequest) -> Result:
+    async def make(self, request: CallRequest) -> CallResult:
         """Make the call, once. Raises PluginError, PluginFailure and DatabaseUnusable. Its record is in the
         database when this returns or raises."""
         end = CallEnd(GIVEN_UP, began=time.time())
         context = {**(request.context or {}), "invocation_id": self.id}
         self.request = request._replace(context=context, on_progress=self._hiding(request.on_progress))
-        result: Result | None = None
+        result: CallResult | None = None
         try:
             with open_account() as self._account, self._scope:
                 result = await self._running.make(self, self.request)

@@ -23,7 +23,6 @@ from mcp.server.transport_security import TransportSecuritySettings
 
 from runner.approvals.tools import ToolRecord
 from runner.exceptions import PluginFailure
-from runner.gateway.calls import Made
 from runner.gateway.catalogue import Catalogue
 from runner.gateway.questions import ClientQuestions, ClientRequest
 from runner.gateway.remote import Ask, RemoteSource
@@ -33,6 +32,7 @@ from runner.protocol.calls import CallRequest
 from runner.protocol.https.fetch import follow
 from runner.protocol.https.request import HttpsRequest, Target
 from runner.protocol.https.response import HttpsResponse
+from runner.serve.desk import CallAnswer
 from sandbox.network.rules import parse_rules
 from sandbox.policy.policy import NetworkRule
 
@@ -106,22 +106,18 @@ async def test_a_remote_server(tmp_path: Path) -> None:
             assert lists["tools"][0]["inputSchema"]["required"] == ["number"]
             assert [each["uri"] for each in lists["resources"]] == ["issue://one"]
             made = await remote.make(call("tool", "close", {"number": 7}))
-            assert (
-                made.error is None and remote.result("close", made.value)["content"][0]["text"] == "closed 7"
-            )
+            assert made.is_ok and remote.result("close", made.value)["content"][0]["text"] == "closed 7"
             made = await remote.make(call("tool", "close", {"number": -1}))
-            assert (
-                made.error is not None and made.error["cause"] == "isError" and made.data["isError"] is True
-            )
+            assert not made.is_ok and made.error["cause"] == "isError" and made.data["isError"] is True
             made = await remote.make(call("prompt", "triage", {"area": "doors"}))
             assert made.value["messages"][0]["content"]["text"] == "Sort the issues of doors."
             read = await remote.make(call("resource", "issue://one"))
             assert read.value["contents"][0]["text"] == "it is broken"
             made = await remote.make(call("method", "nothing/known"))
-            assert made.error is not None and made.error["code"] == "plugin_error"
+            assert not made.is_ok and made.error["code"] == "plugin_error"
             begun = sum(b'"initialize"' in (each.body or b"") for each in wire.seen)
             wire.forget_session = True  # the server was restarted: a new session, and the call is made
-            assert (await remote.make(call("tool", "close", {"number": 8}))).error is None
+            assert (await remote.make(call("tool", "close", {"number": 8}))).is_ok
             assert sum(b'"initialize"' in (each.body or b"") for each in wire.seen) == begun + 1
             token.write_text("another-token\n")
             with pytest.raises(PluginFailure, match="refuses the token") as caught:
@@ -242,7 +238,7 @@ async def test_no_answer_ends_the_gateway(tmp_path: Path, monkeypatch: pytest.Mo
                     await client.get_prompt("tracker__p", {})
                 for unsendable in ("\ud800", float("nan")):  # the SDK reads both
                     found = await remote.make(call("tool", "t", {"x": unsendable}))
-                    assert found.error is not None and found.error["code"] == "invalid_call"
+                    assert found.error.get("code") == "invalid_call"
                 # One of many parts: each costs the check some 30 µs, and meanwhile nobody else is served.
                 for parts, is_refused in ((300, False), (400, True)):
                     content[:] = [{"type": "text", "text": ""}] * parts
@@ -275,15 +271,15 @@ async def test_what_a_server_sizes_is_bounded(monkeypatch: pytest.MonkeyPatch) -
         answer = {"jsonrpc": "2.0", "id": number, "result": {"content": []}}
         return b"event: message\ndata: " + json.dumps(answer).encode() + b"\n\n"
 
-    async def made_with(body: bytes) -> Made:
+    async def made_with(body: bytes) -> CallAnswer:
         remote = RemoteSource(RemoteSettings("x", URL), RULE, hostile({"tools/call": body}))
         return await remote.make(call("tool", "t"))
 
     few, many = 1000, 60_000  # each would be parsed by itself
-    assert (await made_with(b'data: {"method": "x"}\n\n' * few + event(2))).error is None
+    assert (await made_with(b'data: {"method": "x"}\n\n' * few + event(2))).is_ok
     for tiny in (b"data:1\n\n", b"\n\n", b"\r\r", b"data:\ndata:1\n\n"):
         refused = (await made_with(tiny * many + event(2))).error
-        assert refused is not None and "more than 100000 lines" in refused["message"], tiny
+        assert "more than 100000 lines" in refused["message"], tiny
     # Pages: all of them together count.
     entry = {"name": "t", "description": "x" * (3 << 20), "inputSchema": {}}
     page = {"tools": [entry], "nextCursor": "more"}
@@ -305,7 +301,7 @@ async def test_what_a_server_sizes_is_bounded(monkeypatch: pytest.MonkeyPatch) -
 
     async def make() -> None:
         found = await remote.make(call("tool", "t"))
-        outcomes["ok" if found.error is None else found.error["code"]] += 1
+        outcomes[found.error.get("code", "ok")] += 1
 
     async with trio.open_nursery() as nursery:
         for _ in range(40):
