@@ -1,8 +1,7 @@
-"""The daemon's door in front of a fleet: a supervisor and a roster whose plugins run elsewhere."""
+"""The daemon's door in front of a fleet: its plugins, which run elsewhere, and what it knows about them."""
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -19,12 +18,13 @@ from runner.fleet.operate import ask_workers, queues
 from runner.ledger.rows import Effect
 from runner.library import check_seconds
 from runner.lifecycle.exceptions import Unavailable, UnknownPlugin
-from runner.lifecycle.feed import BoundedFeed, LogPiece
+from runner.lifecycle.feed import FeedSource
 from runner.lifecycle.machine import StateName
 from runner.lifecycle.spec import LifecycleNews, Status
-from runner.lifecycle.supervisor import Supervisor
+from runner.lifecycle.supervisor import MOST_NEWS, Supervisor
 from runner.outcome import Code, Outcome, Phase
 from runner.protocol.calls import CallRequest, CallResult
+from runner.serve.plugins import DoorPlugins
 from runner.serve.refusal import Refused
 from runner.serve.roster import Roster
 from runner.serve.sources import SourceFault
@@ -41,12 +41,15 @@ _NEVER_RAN: tuple[Code, ...] = (
 _BEFORE_CALLS: tuple[Phase, ...] = ("manifest", "policy", "plan", "launch", "handshake")
 
 
-class FleetSupervisor(Supervisor):
+class FleetDoor:
     """The plugins of a fleet. Workers start and end them; here they are called."""
 
     def __init__(self, nursery: trio.Nursery, fleet: Fleet) -> None:
-        super().__init__(nursery, random.random, time.time)
+        self._nursery = nursery
         self._fleet = fleet
+        self._news: FeedSource[LifecycleNews] = FeedSource(MOST_NEWS)
+        self.subscribe, self.end_feeds = self._news.subscribe, self._news.close
+        self._draining = ""
         self._calls = 0
         self._idle = trio.Event()
         self.known: dict[str, FleetPlugin] = {}
@@ -157,6 +160,10 @@ class FleetSupervisor(Supervisor):
             if not self._calls:
                 self._idle.set()
 
+    async def tools(self, name: str, what: str = "tools") -> Sequence[Mapping[str, Any]]:
+        listed: Sequence[Mapping[str, Any]] = (await self.make(CallRequest(name, what, kind="list"))).value
+        return listed
+
     async def drain(self, seconds: float) -> None:
         self._draining = "the door is being drained"
         self._idle = trio.Event()
@@ -164,37 +171,20 @@ class FleetSupervisor(Supervisor):
             while self._calls:
                 await self._idle.wait()
 
-    async def start(self, name: str) -> None:
-        raise _elsewhere(name)
-
-    async def stop(self, name: str, seconds: float | None = None) -> None:
-        raise _elsewhere(name)
-
-    async def reset(self, name: str) -> None:
-        raise _elsewhere(name)
-
-    def logs(self, name: str) -> str:
-        raise _elsewhere(name)
-
-    def log_lines(self, name: str) -> list[LogPiece]:
-        raise _elsewhere(name)
-
-    def follow(self, name: str) -> BoundedFeed[LogPiece]:
-        raise _elsewhere(name)
-
 
 class FleetRoster(Roster):
     """What the fleet's workers offer. Policy, approvals and settings are theirs."""
 
     actions = ()  # the workers start, end and read them
 
-    def __init__(
-        self, supervisor: FleetSupervisor, environ: Mapping[str, str], say: Callable[[str], None]
-    ) -> None:
-        super().__init__(supervisor, None, (), None, None, environ, say)
-        self._fleet = supervisor
-        supervisor.on_look = self._take_fault
+    def __init__(self, door: FleetDoor, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+        super().__init__(None, None, (), None, None, environ, say)
+        self._fleet = door
+        door.on_look = self._take_fault
         self._take_fault()
+
+    def supervisor_of(self, name: str) -> Supervisor:
+        raise _elsewhere(name)
 
     def _take_fault(self) -> None:
         fault = self._fleet.fault
@@ -271,20 +261,18 @@ class FleetBackend:
         self._address = address
 
     @asynccontextmanager
-    async def open(self, say: Callable[[str], None]) -> AsyncIterator[Supervisor]:
+    async def open(self, say: Callable[[str], None]) -> AsyncIterator[FleetDoor]:
         """Raises NoFleet."""
         async with open_fleet(self._address, say=say) as fleet, trio.open_nursery() as nursery:
-            supervisor = FleetSupervisor(nursery, fleet)
-            await supervisor.look()
-            nursery.start_soon(supervisor.follow_fleet)
+            door = FleetDoor(nursery, fleet)
+            await door.look()
+            nursery.start_soon(door.follow_fleet)
             try:
-                yield supervisor
+                yield door
             finally:
-                supervisor.end_feeds()
+                door.end_feeds()
                 nursery.cancel_scope.cancel()
 
-    def roster(
-        self, supervisor: Supervisor, environ: Mapping[str, str], say: Callable[[str], None]
-    ) -> Roster:
-        assert isinstance(supervisor, FleetSupervisor)
-        return FleetRoster(supervisor, environ, say)
+    def roster(self, plugins: DoorPlugins, environ: Mapping[str, str], say: Callable[[str], None]) -> Roster:
+        assert isinstance(plugins, FleetDoor)
+        return FleetRoster(plugins, environ, say)

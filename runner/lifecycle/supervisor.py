@@ -30,7 +30,7 @@ from runner.lifecycle.supervised import OnEvent, SupervisedPlugin
 from runner.protocol.calls import CallRequest, CallResult, OnProgress
 from runner.protocol.dialect import Kind
 
-_MOST_NEWS = 1024  # that wait for a subscriber
+MOST_NEWS = 1024  # that wait for a subscriber
 
 
 class Supervisor:
@@ -47,8 +47,8 @@ class Supervisor:
         self._jitter, self._clock, self._on_event = jitter, clock, on_event
         self._plugins: dict[str, SupervisedPlugin] = {}
         self._timers: dict[str, trio.CancelScope] = {}
-        self._news: FeedSource[LifecycleNews] = FeedSource(_MOST_NEWS)
-        self._notices: FeedSource[tuple[OpenPlugin, str, Mapping[str, Any]]] = FeedSource(_MOST_NEWS)
+        self._news: FeedSource[LifecycleNews] = FeedSource(MOST_NEWS)
+        self._notices: FeedSource[tuple[OpenPlugin, str, Mapping[str, Any]]] = FeedSource(MOST_NEWS)
         self._delivery = self._notices.subscribe()
         self._draining = ""
         # Called when a plugin is stopped, put into quarantine, pending, or none of them any more: its name,

@@ -18,12 +18,12 @@ from runner.ledger.file import Attempt, LedgerUnusable
 from runner.ledger.ledger import Ledger
 from runner.ledger.rows import Delivery, DeliveryRow, EndOfCall, Verdict, hook_context, owner_of, record_of
 from runner.lifecycle.exceptions import UnknownPlugin
-from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import Outcome
 from runner.protocol.calls import CallRequest, CallResult
 from runner.serve.alerts import Alerts
 from runner.serve.desk import CallTarget
 from runner.serve.metrics import Metrics
+from runner.serve.plugins import DoorPlugins
 from runner.session.account import CallAccount, open_account
 
 _MOST_AT_ONCE = 16
@@ -45,7 +45,7 @@ class HookTarget(CallTarget, Protocol):
 class Deliveries:
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: DoorPlugins,
         ledger: Ledger,
         metrics: Metrics,
         context_keys: Callable[[str], Sequence[str]],

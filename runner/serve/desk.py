@@ -27,13 +27,13 @@ from runner.ledger.rows import (
     row_of,
 )
 from runner.lifecycle.exceptions import UnknownPlugin
-from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import Outcome
 from runner.protocol.calls import CallRequest, CallResult
 from runner.protocol.memory import size_of
 from runner.protocol.secrets import Secrets
 from runner.serve.alerts import Alerts
 from runner.serve.metrics import Metrics
+from runner.serve.plugins import DoorPlugins
 from runner.serve.refusal import STATUS, Refused, error_document, outcome_error
 from runner.serve.roster import Roster
 from runner.session.account import CallAccount, open_account
@@ -101,7 +101,7 @@ class _InFlight(NamedTuple):
 class Desk:
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: DoorPlugins,
         ledger: Ledger,
         roster: Roster,
         metrics: Metrics,

@@ -33,7 +33,6 @@ from runner.ledger.rows import (
 from runner.ledger.sqlite_file import DatabaseUnusable
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.feed import LineTimes
-from runner.lifecycle.supervisor import Supervisor
 from runner.protocol.calls import CallRequest
 from runner.serve.alerts import Alerts
 from runner.serve.answers import Json, read_document, read_moment, read_most
@@ -47,6 +46,7 @@ from runner.serve.mounted import Mounted
 from runner.serve.openapi import OPERATIONS, Operation, RoutePart, document
 from runner.serve.page.page import Page
 from runner.serve.peer import PAGE, VISITOR, is_local, org_of
+from runner.serve.plugins import DoorPlugins
 from runner.serve.refusal import STATUS, Refused, outcome_error
 from runner.serve.roster import Roster
 from runner.serve.sources import SourceFault
@@ -65,7 +65,7 @@ _Handler = Callable[[Request], Awaitable[Response]]
 class Routes:
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: DoorPlugins,
         ledger: Ledger,
         desk: Desk,
         deliveries: Deliveries,
@@ -294,15 +294,18 @@ class Routes:
         return Json({"tools": await self._supervisor.tools(request.path_params["name"])})
 
     async def start(self, request: Request) -> Response:
-        await self._supervisor.start(request.path_params["name"])
+        name = request.path_params["name"]
+        await self._roster.supervisor_of(name).start(name)
         return Json(self._described(request))
 
     async def stop(self, request: Request) -> Response:
-        await self._supervisor.stop(request.path_params["name"])
+        name = request.path_params["name"]
+        await self._roster.supervisor_of(name).stop(name)
         return Json(self._described(request))
 
     async def reset(self, request: Request) -> Response:
-        await self._supervisor.reset(request.path_params["name"])
+        name = request.path_params["name"]
+        await self._roster.supervisor_of(name).reset(name)
         return Json(self._described(request))
 
     async def reload(self, request: Request) -> Response:
@@ -311,14 +314,15 @@ class Routes:
 
     async def logs(self, request: Request) -> Response:
         name, times = request.path_params["name"], LineTimes()
+        supervisor = self._roster.supervisor_of(name)
         with_times = request.query_params.get("times") in ("1", "true")
         if with_times:
-            text = "".join(map(times.write, self._supervisor.log_lines(name)))
+            text = "".join(map(times.write, supervisor.log_lines(name)))
         else:
-            text = self._supervisor.logs(name)
+            text = supervisor.logs(name)
         if request.query_params.get("follow") not in ("1", "true"):
             return Response(text, media_type="text/plain; charset=utf-8")
-        feed = self._supervisor.follow(name)
+        feed = supervisor.follow(name)
 
         async def produce(emit: Emit) -> None:
             await emit("log", {"text": text})

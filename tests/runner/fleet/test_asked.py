@@ -9,7 +9,7 @@ import trio
 
 from runner.exceptions import PluginFailure
 from runner.fleet.client import FleetPlugin
-from runner.fleet.door import FleetSupervisor
+from runner.fleet.door import FleetDoor
 from runner.fleet.library import Fleet, _refusal
 from runner.lifecycle.exceptions import Overloaded
 from runner.outcome import Outcome
@@ -45,7 +45,7 @@ class _Answers:
 def test_which_calls_a_plugin_was_asked_about() -> None:
     async def ask(outcome: Outcome, tool: str) -> bool:
         async with trio.open_nursery() as nursery:
-            door = FleetSupervisor(nursery, cast(Fleet, _Answers(outcome)))
+            door = FleetDoor(nursery, cast(Fleet, _Answers(outcome)))
             door.known["it"] = FleetPlugin("it", "d", durable=("hook",))
             with open_account() as account, pytest.raises(PluginFailure):
                 await door.make(CallRequest("it", tool))
