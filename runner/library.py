@@ -27,6 +27,7 @@ from runner.manifest.load import ManifestRead, contract_at
 from runner.outcome import Outcome
 from runner.plugin import Plugin
 from runner.protocol.bus import BusRefused, Snapshot, SnapshotBus
+from runner.protocol.calls import CallRequest, CallResult, OnProgress
 from runner.protocol.dialect import NO_CONTEXT, Call, Identity, Kind, Notice, Progress, Refusal
 from runner.protocol.host_services import (
     Completion,
@@ -42,7 +43,6 @@ from runner.protocol.secrets import Secrets
 from runner.session import account
 from runner.session.open import bare_report, open_prepared, open_session
 from runner.session.parking import Parking, open_parking
-from runner.session.pending import OnProgress
 from runner.session.pool import Pool, open_pool
 from runner.session.prepared import PreparedCall, prepare_call
 from runner.session.session import Session
@@ -81,16 +81,7 @@ __all__ = [
 ]
 
 Path = str | os.PathLike[str]
-
-
-class Result(NamedTuple):
-    """The result of one call."""
-
-    value: Any
-    identity: Identity
-    report: dict[str, Any]
-    stderr: str  # the end of what the plugin wrote there
-    invocation: dict[str, Any] | None = None  # the contract's own record of the call, if it has one
+Result = CallResult
 
 
 class OpenArguments(TypedDict, total=False):
@@ -209,37 +200,27 @@ class OpenPlugin:
         """Call the plugin and return its answer as JSON values. `kind`: None is the first that the contract
         has, mostly "tool". `seconds` replaces the timeout of the contract; the `call` limit still applies. If
         this task is cancelled, the call is cancelled, and the plugin keeps running."""
-        call = self._checked(name, input, kind, seconds, context)
+        request = CallRequest("", name, input, kind, seconds, context, on_progress)
         if self._session is not None:
-            return await self._session.call(call, seconds=seconds, on_progress=on_progress)
-        return (await self._call_in_own_process(call, seconds, on_progress)).value
+            return await self._session.call(self._checked(request), seconds=seconds, on_progress=on_progress)
+        return (await self._call_in_own_process(request)).value
 
-    async def call_for_result(
-        self,
-        name: str,
-        input: Any = None,  # noqa: A002
-        *,
-        kind: Kind | None = None,
-        seconds: float | None = None,
-        context: Mapping[str, Any] | None = None,
-        on_progress: OnProgress | None = None,
-    ) -> Result:
+    async def make(self, request: CallRequest) -> CallResult:
         """`call`, with what is known about this very call: other calls may run at the same time. The report
         is empty if the process lives on."""
-        call = self._checked(name, input, kind, seconds, context)
         if self._session is None:
-            return await self._call_in_own_process(call, seconds, on_progress)
-        value = await self._session.call(call, seconds=seconds, on_progress=on_progress)
-        return Result(value, self.identity, {}, self._session.stderr)
+            return await self._call_in_own_process(request)
+        call = self._checked(request)
+        value = await self._session.call(call, seconds=request.seconds, on_progress=request.on_progress)
+        return CallResult(value, self.identity, {}, self._session.stderr)
 
-    async def _call_in_own_process(
-        self, call: Call, seconds: float | None, on_progress: OnProgress | None
-    ) -> Result:
+    async def _call_in_own_process(self, request: CallRequest) -> CallResult:
+        call = self._checked(request)
         try:
             if self._pool is not None:
-                result = await self._call_prepared(self._pool, call, seconds, on_progress)
+                result = await self._call_prepared(self._pool, call, request)
             else:
-                result = await self._settings.once(call, seconds, on_progress)
+                result = await self._settings.once(call, request)
         except (PluginError, PluginFailure) as error:
             self._report, self._stderr = error.report, error.stderr
             raise
@@ -247,53 +228,34 @@ class OpenPlugin:
         self._report = result.report or None
         return result
 
-    def begin_call(
-        self,
-        name: str,
-        input: Any,  # noqa: A002
-        kind: Kind | None,
-        seconds: float | None,
-        context: Mapping[str, Any] | None,
-        on_woken: Callable[[], None],
-    ) -> Callable[[], Any] | None:
+    def begin_call(self, request: CallRequest, on_woken: Callable[[], None]) -> Callable[[], Any] | None:
         """Begin a call that no task waits for. Returns a function that has to be called after `on_woken` was
         called, and returns or raises what `call` does; called before, it gives the call up. None: `call` has
         to make it."""
-        checked = self._checked(name, input, kind, seconds, context)
-        opened = None if self._session is None else self._session.begin(checked, seconds, on_woken)
+        call = self._checked(request)
+        opened = None if self._session is None else self._session.begin(call, request.seconds, on_woken)
         return None if opened is None or self._session is None else partial(self._session.finish, opened)
 
-    def _checked(
-        self,
-        name: str,
-        input: Any,  # noqa: A002
-        kind: Kind | None,
-        seconds: float | None,
-        context: Mapping[str, Any] | None,
-    ) -> Call:
-        check_seconds(seconds)
-        given = NO_CONTEXT if context is None else _check_context(context)
-        return Call._make((kind or self._kind, name, input, given))
+    def _checked(self, request: CallRequest) -> Call:
+        check_seconds(request.seconds)
+        context = NO_CONTEXT if request.context is None else _check_context(request.context)
+        return Call._make((request.kind or self._kind, request.tool, request.input, context))
 
-    async def _call_prepared(
-        self, pool: Pool, call: Call, seconds: float | None, on_progress: OnProgress | None
-    ) -> Result:
+    async def _call_prepared(self, pool: Pool, call: Call, request: CallRequest) -> CallResult:
         def given_up(record: dict[str, Any] | None) -> None:
             self._invocation = record
             account.enter(record)
 
         try:
-            prepared = await self._settings.prepare(call, seconds, given_up)
+            prepared = await self._settings.prepare(call, request.seconds, given_up)
         except (PluginError, PluginFailure) as error:
             self._invocation = error.invocation
             account.enter(error.invocation)
             raise
         try:
-            invoked = await pool.call(prepared, on_progress)
+            return await pool.call(prepared, request.on_progress)
         finally:
             self._invocation = pool.invocation
-        report, record = invoked.report or {}, invoked.invocation
-        return Result(invoked.value, invoked.identity, report, invoked.stderr, record)
 
     async def list(self, what: str = "tools") -> Sequence[Mapping[str, Any]]:
         """List what the plugin exposes: "tools", and what else its contract can list, such as "prompts". Each
@@ -382,13 +344,13 @@ class _SessionSettings(NamedTuple):
             parking=self.parking,
         )
 
-    async def once(self, call: Call, seconds: float | None, on_progress: OnProgress | None) -> Result:
-        async with self.session(call, seconds) as session:
-            value = await session.call(call, seconds=seconds, on_progress=on_progress)
+    async def once(self, call: Call, request: CallRequest) -> CallResult:
+        async with self.session(call, request.seconds) as session:
+            value = await session.call(call, seconds=request.seconds, on_progress=request.on_progress)
             if session.is_one_shot:
                 await session.conclude()
         assert session.identity is not None and session.report is not None
-        return Result(value, session.identity, session.report, session.stderr)
+        return CallResult(value, session.identity, session.report, session.stderr)
 
 
 @asynccontextmanager
@@ -527,7 +489,7 @@ async def run(
     context: Mapping[str, Any] | None = None,
     on_progress: OnProgress | None = None,
     **opening: Unpack[OpenArguments],
-) -> Result:
+) -> CallResult:
     """Open a plugin, call it once, and end it. Takes and raises what `open_plugin` and `call` do."""
     if "secrets" in opening:
         opening["secrets"] = hide_secrets(opening["secrets"])
@@ -538,7 +500,7 @@ async def run(
         )
         stderr = plugin.stderr
     stderr = plugin.stderr or stderr
-    return Result(value, plugin.identity, plugin.report or {}, stderr, plugin.invocation)
+    return CallResult(value, plugin.identity, plugin.report or {}, stderr, plugin.invocation)
 
 
 def call(path: Path, name: str, input: Any = None, **options: Unpack[RunArguments]) -> Any:  # noqa: A002

@@ -43,6 +43,8 @@ from runner.library import (
 from runner.plugin import Plugin
 from runner.protocol.bus import Member, check_topic
 from runner.protocol.bus import Subscription as TrioSubscription
+from runner.protocol.calls import CallRequest
+from runner.protocol.calls import OnProgress as OnProgressOnTrio
 from runner.protocol.dialect import Kind
 from runner.protocol.host_services import (
     Broker,
@@ -58,7 +60,6 @@ from runner.protocol.host_services import (
 )
 from runner.protocol.memory import EVENTS, Share
 from runner.session.backlog import Backlog
-from runner.session.pending import OnProgress as OnProgressOnTrio
 from runner.trio_thread import TrioSide, trio_side
 from sandbox.speed.value import NamedTuple
 
@@ -152,7 +153,8 @@ class OpenPlugin:
         this task is cancelled, the call is cancelled, and the plugin keeps running."""
         call = partial(self._opened.call, name, input, kind=kind, seconds=seconds, context=context)
         if on_progress is None:
-            begin = partial(self._opened.begin_call, name, input, kind, seconds, context)
+            request = CallRequest("", name, input, kind, seconds, context)
+            begin = partial(self._opened.begin_call, request)
             return await self._side.call(begin, call)
         tell = self._side.callbacks()(on_progress)
         return await self._side.run(call_with_progress, call, tell, self._waiting)

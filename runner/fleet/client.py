@@ -1,7 +1,7 @@
 """Submits calls to a fleet. On asyncio; runner/fleet/library.py has the same for trio.
 
 async with open_client(read_address("nats://127.0.0.1:4222")) as fleet:
-    answer = await fleet.call(await fleet.find("notes"), new_call(...))
+    answer = await fleet.call(await fleet.find("notes"), new_call(CallRequest(...)))
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from runner.fleet.streams import NO_STREAMS, get_direct, read_messages
 from runner.ledger.rows import digest
 from runner.outcome import Outcome
 from runner.protocol import wire
-from runner.serve.desk import CallAnswer
-from runner.serve.refusal import STATUS, Refused, outcome_error
+from runner.protocol.calls import CallRequest, OnProgress
+from runner.serve.desk import CallAnswer, failed, refused_answer
+from runner.serve.refusal import Refused
 from sandbox.speed.value import NamedTuple
 
 _TAKE_SECONDS = 1.0  # for a worker to say that it has a call
@@ -50,8 +51,6 @@ _HOLDS = ("operator", "quarantined", "pending")
 _MOST_NUMBER = 1e12
 _DISK_FULL = "the disk of a NATS server of the fleet is full, so that no durable call is stored"
 DURABLE_KINDS = ("hook", "compactor", "harness")
-
-OnProgress = Callable[[Mapping[str, Any]], None]
 
 
 class WorkerHold(NamedTuple):
@@ -99,34 +98,17 @@ class FleetPlugin(NamedTuple):
             return Refused(503, "quarantined", message, names.QUARANTINE_HINT)
         return Refused(403, "policy_denied", message, "ask the operator of the worker")
 
-    def is_durable(self, call: FleetCall) -> bool:
+    def is_durable(self, call: FleetCall | CallRequest) -> bool:
         return call.kind in DURABLE_KINDS or (call.kind is None and call.tool in self.durable)
 
 
-def new_call(
-    plugin: str,
-    tool: str,
-    given: Any = None,
-    *,
-    kind: str | None = None,
-    seconds: float | None = None,
-    context: Mapping[str, Any] | None = None,
-    call: str | None = None,
-    retry: bool = True,
-) -> FleetCall:
-    """`seconds`: until its deadline; None: the contract's own limit counts once it runs. `call`: its id."""
+def new_call(request: CallRequest, *, call: str | None = None, retry: bool = True) -> FleetCall:
+    """Its deadline is that of the request; if it has none, the contract's own limit counts once it runs.
+    `call`: its id."""
+    plugin, tool, given, kind, seconds, context, *_ = request
     usual = names.USUAL_SECONDS if seconds is None else min(seconds, names.MOST_SECONDS)
-    return FleetCall(
-        id=call or f"call_{secrets.token_hex(12)}",
-        plugin=plugin,
-        tool=tool,
-        deadline=time.time() + usual,
-        input=given,
-        kind=kind,
-        context=context,
-        seconds=seconds,
-        retry=retry,
-    )
+    number, deadline = call or f"call_{secrets.token_hex(12)}", time.time() + usual
+    return FleetCall(number, plugin, tool, deadline, given, kind, context, seconds, retry)
 
 
 class FleetClient:
@@ -208,8 +190,8 @@ class FleetClient:
                     await self.workers()
         for each in plugins_of(self._listed[1]):
             if each.digest == plugin.digest and each.held:
-                refused = each.refusal()
-                return CallAnswer(refused.status, {**refused.document(), "id": call.id})
+                answer = refused_answer(each.refusal())
+                return answer._replace(document={**answer.document, "id": call.id})
         return None
 
     async def plugins(self, *, fresh: bool = True) -> list[FleetPlugin]:
@@ -326,7 +308,7 @@ class FleetClient:
                         if plugin is not None and (
                             why := await self._refusal_of(plugin, call, time.monotonic())
                         ):
-                            message += f"; {why.document['error']['message']}"
+                            message += f"; {why.error['message']}"
                         return _failed(call, "timeout", "deadline", message)
                     # A call that began in time may take as long as its contract lets it. One that nobody runs
                     # is looked for once more: it may have ended after we looked.
@@ -613,9 +595,7 @@ def _no_worker(plugin: FleetPlugin, call: FleetCall) -> CallAnswer:
 def _failed(call: FleetCall, code: Any, cause: str, message: str, hint: str = "", **more: Any) -> CallAnswer:
     outcome = Outcome(code, "call", message, cause, hint)
     headers = {"Retry-After": "1"} if code == "overloaded" else {}
-    return CallAnswer(
-        STATUS[outcome.code], outcome_error(outcome, id=call.id, invocation=None, **more), headers
-    )
+    return failed(outcome, id=call.id, invocation=None, **more)._replace(headers=headers)
 
 
 def _lost(call: FleetCall, worker: str, server: str) -> CallAnswer:
@@ -636,7 +616,7 @@ def _no_answer(call: FleetCall, worker: str) -> CallAnswer:
 def _is_elsewhere(answer: CallAnswer) -> bool:
     """Whether nothing ran, and another worker may do better. A plugin can choose the cause of its errors, and
     not their code."""
-    error = answer.document.get("error", {}) if not answer.is_ok else {}
+    error = answer.error
     return error.get("code") == "quarantined" or (
         (error.get("code"), error.get("cause")) == ("overloaded", "no_slot")
     )

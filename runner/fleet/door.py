@@ -1,8 +1,7 @@
-"""The daemon's door in front of a fleet: a supervisor and a roster whose plugins run elsewhere."""
+"""The daemon's door in front of a fleet: its plugins, which run elsewhere, and what it knows about them."""
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -17,19 +16,19 @@ from runner.fleet.connection import FleetAddress, NoFleet
 from runner.fleet.library import Fleet, open_fleet
 from runner.fleet.operate import ask_workers, queues
 from runner.ledger.rows import Effect
-from runner.library import Result, check_seconds
+from runner.library import check_seconds
 from runner.lifecycle.exceptions import Unavailable, UnknownPlugin
-from runner.lifecycle.feed import BoundedFeed, LogPiece
+from runner.lifecycle.feed import FeedSource
 from runner.lifecycle.machine import StateName
 from runner.lifecycle.spec import LifecycleNews, Status
-from runner.lifecycle.supervisor import Supervisor
+from runner.lifecycle.supervisor import MOST_NEWS, Supervisor
 from runner.outcome import Code, Outcome, Phase
-from runner.protocol.dialect import Kind
+from runner.protocol.calls import CallRequest, CallResult
+from runner.serve.plugins import DoorPlugins
 from runner.serve.refusal import Refused
 from runner.serve.roster import Roster
 from runner.serve.sources import SourceFault
 from runner.session import account
-from runner.session.pending import OnProgress
 
 _LOOK_SECONDS = 2.0
 _MOST_STDERR = 20  # quarantines whose stderr is asked for: a worker may show thousands
@@ -42,12 +41,15 @@ _NEVER_RAN: tuple[Code, ...] = (
 _BEFORE_CALLS: tuple[Phase, ...] = ("manifest", "policy", "plan", "launch", "handshake")
 
 
-class FleetSupervisor(Supervisor):
+class FleetDoor:
     """The plugins of a fleet. Workers start and end them; here they are called."""
 
     def __init__(self, nursery: trio.Nursery, fleet: Fleet) -> None:
-        super().__init__(nursery, random.random, time.time)
+        self._nursery = nursery
         self._fleet = fleet
+        self._news: FeedSource[LifecycleNews] = FeedSource(MOST_NEWS)
+        self.subscribe, self.end_feeds = self._news.subscribe, self._news.close
+        self._draining = ""
         self._calls = 0
         self._idle = trio.Event()
         self.known: dict[str, FleetPlugin] = {}
@@ -131,44 +133,25 @@ class FleetSupervisor(Supervisor):
             for each in self.known.values()
         ]
 
-    async def call(
-        self,
-        name: str,
-        tool: str,
-        input: Any = None,  # noqa: A002
-        *,
-        kind: Kind | None = None,
-        seconds: float | None = None,
-        context: Mapping[str, Any] | None = None,
-        on_progress: OnProgress | None = None,
-        caller: str = "",
-    ) -> Result:
-        check_seconds(seconds)
+    async def make(self, request: CallRequest) -> CallResult:
+        check_seconds(request.seconds)
         if self._draining:
-            raise Unavailable(name, "draining", self._draining)
-        call = None
-        if kind in DURABLE_KINDS and "delivery_id" in (context or {}):
+            raise Unavailable(request.plugin, "draining", self._draining)
+        call, context = None, request.context or {}
+        if request.kind in DURABLE_KINDS and "delivery_id" in context:
             # The door's own ledger repeats it. The same attempt is made once.
-            call = f"{(context or {})['delivery_id']}~{(context or {}).get('attempt', 1)}"
+            call = f"{context['delivery_id']}~{context.get('attempt', 1)}"
         self._calls += 1
         await account.ask()
         try:
-            return await self._fleet.call(
-                *(name, tool, input),
-                kind=kind,
-                seconds=seconds,
-                context=context,
-                on_progress=on_progress,
-                call=call,
-                retry=call is None,
-            )
+            return await self._fleet.make(request, call=call, retry=call is None)
         except UnknownPlugin:
             account.withdraw()
             raise
         except (PluginError, PluginFailure) as error:
             # Who cannot reach the fleet does not know whether a durable call was stored.
-            known = self.known.get(name)
-            durable = kind in DURABLE_KINDS or (known is not None and kind is None and tool in known.durable)
+            known = self.known.get(request.plugin)
+            durable = request.kind in DURABLE_KINDS or (known is not None and known.is_durable(request))
             if _never_ran(error.outcome) and not (durable and error.outcome.cause == "no_fleet"):
                 account.withdraw()
             raise
@@ -177,6 +160,10 @@ class FleetSupervisor(Supervisor):
             if not self._calls:
                 self._idle.set()
 
+    async def tools(self, name: str, what: str = "tools") -> Sequence[Mapping[str, Any]]:
+        listed: Sequence[Mapping[str, Any]] = (await self.make(CallRequest(name, what, kind="list"))).value
+        return listed
+
     async def drain(self, seconds: float) -> None:
         self._draining = "the door is being drained"
         self._idle = trio.Event()
@@ -184,37 +171,20 @@ class FleetSupervisor(Supervisor):
             while self._calls:
                 await self._idle.wait()
 
-    async def start(self, name: str) -> None:
-        raise _elsewhere(name)
-
-    async def stop(self, name: str, seconds: float | None = None) -> None:
-        raise _elsewhere(name)
-
-    async def reset(self, name: str) -> None:
-        raise _elsewhere(name)
-
-    def logs(self, name: str) -> str:
-        raise _elsewhere(name)
-
-    def log_lines(self, name: str) -> list[LogPiece]:
-        raise _elsewhere(name)
-
-    def follow(self, name: str) -> BoundedFeed[LogPiece]:
-        raise _elsewhere(name)
-
 
 class FleetRoster(Roster):
     """What the fleet's workers offer. Policy, approvals and settings are theirs."""
 
     actions = ()  # the workers start, end and read them
 
-    def __init__(
-        self, supervisor: FleetSupervisor, environ: Mapping[str, str], say: Callable[[str], None]
-    ) -> None:
-        super().__init__(supervisor, None, (), None, None, environ, say)
-        self._fleet = supervisor
-        supervisor.on_look = self._take_fault
+    def __init__(self, door: FleetDoor, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
+        super().__init__(None, None, (), None, None, environ, say)
+        self._fleet = door
+        door.on_look = self._take_fault
         self._take_fault()
+
+    def supervisor_of(self, name: str) -> Supervisor:
+        raise _elsewhere(name)
 
     def _take_fault(self) -> None:
         fault = self._fleet.fault
@@ -291,20 +261,18 @@ class FleetBackend:
         self._address = address
 
     @asynccontextmanager
-    async def open(self, say: Callable[[str], None]) -> AsyncIterator[Supervisor]:
+    async def open(self, say: Callable[[str], None]) -> AsyncIterator[FleetDoor]:
         """Raises NoFleet."""
         async with open_fleet(self._address, say=say) as fleet, trio.open_nursery() as nursery:
-            supervisor = FleetSupervisor(nursery, fleet)
-            await supervisor.look()
-            nursery.start_soon(supervisor.follow_fleet)
+            door = FleetDoor(nursery, fleet)
+            await door.look()
+            nursery.start_soon(door.follow_fleet)
             try:
-                yield supervisor
+                yield door
             finally:
-                supervisor.end_feeds()
+                door.end_feeds()
                 nursery.cancel_scope.cancel()
 
-    def roster(
-        self, supervisor: Supervisor, environ: Mapping[str, str], say: Callable[[str], None]
-    ) -> Roster:
-        assert isinstance(supervisor, FleetSupervisor)
-        return FleetRoster(supervisor, environ, say)
+    def roster(self, plugins: DoorPlugins, environ: Mapping[str, str], say: Callable[[str], None]) -> Roster:
+        assert isinstance(plugins, FleetDoor)
+        return FleetRoster(plugins, environ, say)

@@ -16,12 +16,12 @@ import trio
 
 from runner.event_loop import require_trio
 from runner.exceptions import InvalidCall, PluginError, PluginFailure
-from runner.fleet.client import FleetClient, FleetPlugin, OnProgress, new_call, open_client
+from runner.fleet.client import FleetClient, FleetPlugin, new_call, open_client
 from runner.fleet.connection import FleetAddress, NoFleet, read_address
 from runner.fleet.crossing import AsyncioThread, open_asyncio_thread
-from runner.library import Result
 from runner.lifecycle.exceptions import Overloaded, UnknownPlugin
 from runner.outcome import EXIT, Code, Outcome, Phase
+from runner.protocol.calls import CallRequest, CallResult, OnProgress
 from runner.protocol.dialect import Identity, Refusal
 from runner.serve.desk import CallAnswer
 from runner.serve.refusal import Refused
@@ -68,17 +68,24 @@ class Fleet:
         durable: bool = False,
         call: str | None = None,
         retry: bool = True,
-    ) -> Result:
+    ) -> CallResult:
         """Call a plugin of the fleet. `durable`: the call survives workers and servers; `call`: its id, with
         which it is made once. Raises PluginError, PluginFailure, Overloaded and UnknownPlugin, as a
         supervisor does, and what `on_progress` raises."""
+        request = CallRequest(plugin, tool, input, kind, seconds, context, on_progress)
+        return await self.make(request, durable=durable, call=call, retry=retry)
+
+    async def make(
+        self, request: CallRequest, *, durable: bool = False, call: str | None = None, retry: bool = True
+    ) -> CallResult:
+        """`call`, with its arguments in one value."""
         token, scope = trio.lowlevel.current_trio_token(), trio.CancelScope()
         faults: list[Exception] = []
 
         def tell_here(value: Mapping[str, Any]) -> None:
             try:
-                if on_progress is not None and not faults:
-                    on_progress(value)
+                if request.on_progress is not None and not faults:
+                    request.on_progress(value)
             except Exception as error:  # noqa: BLE001 -- raised to the caller, whose function it is
                 faults.append(error)
                 scope.cancel()
@@ -87,17 +94,15 @@ class Fleet:
             token.run_sync_soon(tell_here, value)
 
         async def make() -> CallAnswer:
-            found = await self.client.find(plugin)
-            made = new_call(
-                found.name, tool, input, kind=kind, seconds=seconds, context=context, call=call, retry=retry
-            )
+            found = await self.client.find(request.plugin)
+            made = new_call(request._replace(plugin=found.name), call=call, retry=retry)
             return await self.client.call(found, made, durable=durable, on_progress=tell)
 
         try:
             with scope:
                 answer = await self.thread.run(make)
         except Refused as refused:
-            raise _refusal(plugin, refused) from None
+            raise _refusal(request.plugin, refused) from None
         except NoFleet as lost:
             hint = "are the fleet's servers up?"
             raise PluginFailure(Outcome("launch_failed", "call", str(lost), "no_fleet", hint)) from None
@@ -116,11 +121,11 @@ def _refusal(plugin: str, refused: Refused) -> Exception:
     return PluginFailure(outcome)
 
 
-def result_of(answer: CallAnswer) -> Result:
+def result_of(answer: CallAnswer) -> CallResult:
     """The value of an answer. Raises the exception that the worker made the answer from."""
     document = answer.document
     if answer.is_ok:
-        return Result(document.get("value"), Identity("", ""), {}, "", document.get("invocation"))
+        return CallResult(document.get("value"), Identity("", ""), {}, "", document.get("invocation"))
     error = document.get("error", {})
     given, message, cause, hint = (str(error.get(key, "")) for key in ("code", "message", "cause", "hint"))
     code: Code = next((known for known in EXIT if known == given), "internal")

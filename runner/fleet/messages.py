@@ -13,6 +13,7 @@ from typing import Any
 
 from runner.fleet.names import MOST_BODY_BYTES, MOST_SECONDS, key_of
 from runner.protocol import wire
+from runner.protocol.calls import CallRequest
 from sandbox.speed.value import NamedTuple
 
 _MOST_NAME = 4096
@@ -25,6 +26,8 @@ class BadMessage(ValueError):
 
 
 class FleetCall(NamedTuple):
+    """A CallRequest as a message. The names of the fields are the keys on the bus."""
+
     id: str
     plugin: str
     tool: str
@@ -38,6 +41,10 @@ class FleetCall(NamedTuple):
     @property
     def key(self) -> str:
         return key_of(self.id)
+
+    @property
+    def request(self) -> CallRequest:
+        return CallRequest(self.plugin, self.tool, self.input, self.kind, self.seconds, self.context)
 
 
 _TYPES: Mapping[str, tuple[type, ...]] = {

@@ -30,13 +30,13 @@ from runner.fleet.entries import FleetLedger, Held, LedgerEntry, LedgerFull, is_
 from runner.fleet.messages import BadMessage, FleetCall, decode_call
 from runner.fleet.shares import DEAD, LEDGER, FleetShares, SharedRoom
 from runner.fleet.streams import consumer_config, read_bucket, require_streams
-from runner.fleet.worker_plugins import Hold, Offer, Performed, WorkerPlugins, repeat_of
+from runner.fleet.worker_plugins import Hold, Offer, Performed, WorkerPlugins, repeat_of, unperformed
 from runner.ledger.retry import Schedule, next_try
 from runner.ledger.rows import digest
 from runner.lifecycle.exceptions import Unavailable, UnknownPlugin
 from runner.outcome import Outcome
 from runner.serve.alerts import Alerts
-from runner.serve.desk import CallAnswer
+from runner.serve.desk import CallAnswer, failed
 from runner.serve.refusal import STATUS, outcome_error
 from sandbox.speed.value import NamedTuple
 
@@ -601,20 +601,19 @@ class FleetWorker:
             call = decode_call(message.data, self._clock.now())
         except BadMessage as bad:
             outcome = Outcome("invalid_call", "call", str(bad))
-            await self._answer(message, CallAnswer(STATUS[outcome.code], outcome_error(outcome)))
+            await self._answer(message, failed(outcome))
             return
         place = user, call.key
         if self._was_cancelled(user, _copy(call.key, (message.headers or {}).get(names.COPY, ""))):
             return  # another copy took its place
         if offer is None and (why := self._quarantine(hexadecimal)) is not None:
-            document = outcome_error(why, id=call.id)
-            await self._answer(message, self._named(CallAnswer(STATUS[why.code], document)))
+            await self._answer(message, self._named(failed(why, id=call.id)))
             return
         if offer is None or self._free <= 0 or place in self._running:
             outcome = Outcome(
                 "overloaded", "call", "all places of this worker are taken", "no_slot", "call again"
             )
-            await self._answer(message, CallAnswer(STATUS[outcome.code], outcome_error(outcome, id=call.id)))
+            await self._answer(message, failed(outcome, id=call.id))
             return
         self._running[place] = _Running(reply=message.reply)
         self._start(self._serve_waited(message, user, call, offer), place)
@@ -654,8 +653,7 @@ class FleetWorker:
             outcome = _LATE
         if outcome is None:
             return None
-        answer = CallAnswer(STATUS[outcome.code], outcome_error(outcome, id=call.id))
-        return Performed(answer, outcome, "dead" if outcome is _LATE else "ended", asked=False)
+        return unperformed(call.id, outcome, "dead" if outcome is _LATE else "ended")._replace(asked=False)
 
     def _was_cancelled(self, user: str, key: str) -> bool:
         keys = self._cancelled.get(user, OrderedDict())
@@ -692,8 +690,7 @@ class FleetWorker:
             if running.ended_by is None and not running.inner.done():
                 raise  # this task itself is cancelled
             outcome = running.ended_by or _DRAINED
-            answer = CallAnswer(STATUS[outcome.code], outcome_error(outcome, id=call.id))
-            done = Performed(answer, outcome, asked=running.asked)
+            done = unperformed(call.id, outcome)._replace(asked=running.asked)
         self._judge_node(done.outcome)
         if done.outcome.code == "quarantined":
             done = done._replace(answer=self._named(done.answer))
@@ -953,8 +950,7 @@ class FleetWorker:
     def _unknown(self, call: FleetCall, why: str) -> Performed:
         message = f"{why}, and nobody knows what it did"
         outcome = Outcome("crashed", "call", message, "worker_lost", "find out, and call again with a new id")
-        document = outcome_error(outcome, id=call.id, invocation=None, execution_outcome="unknown")
-        return Performed(CallAnswer(STATUS[outcome.code], document), outcome, "dead")
+        return unperformed(call.id, outcome, "dead", invocation=None, execution_outcome="unknown")
 
     async def _release(self, running: _Running, user: str, call: FleetCall, held: Held, pause: float) -> None:
         """Let it be tried again, here or elsewhere."""

@@ -22,9 +22,9 @@ from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import Outcome
 from runner.package.fault import PackageFault
 from runner.package.listing import list_package
+from runner.protocol.calls import OnProgress
 from runner.serve.deliveries import verdict_of
-from runner.serve.desk import CallAnswer, failed_answer, off_loop_if_large
-from runner.serve.refusal import STATUS, outcome_error
+from runner.serve.desk import CallAnswer, failed, failed_answer, off_loop_if_large
 from runner.serve.roster import Roster
 from runner.serve.sources import PluginSource
 from runner.session.account import open_account
@@ -36,7 +36,6 @@ _MOST_REASON = 300  # characters, of why a plugin does not run
 # For the whole fleet, so that it has no paths of this machine.
 _PENDING = "policy or approvals of this machine do not let it run; the worker's stderr says why"
 
-OnProgress = Callable[[Mapping[str, Any]], None]
 OnAsk = Callable[[float], Awaitable[None]]
 # What a redelivery may do: "again" is for calls that may run twice.
 Repeat = Literal["again", "never"]
@@ -69,6 +68,11 @@ class Performed(NamedTuple):
     fate: Fate = "ended"
     output: Digest = Digest()
     asked: bool = True  # the plugin, or nobody knows
+
+
+def unperformed(call: str, outcome: Outcome, fate: Fate = "ended", **more: Any) -> Performed:
+    """A call of this id that failed before or without its plugin's own answer."""
+    return Performed(failed(outcome, id=call, **more), outcome, fate)
 
 
 class WorkerPlugins(Protocol):
@@ -176,16 +180,9 @@ class RosterPlugins:
     ) -> Performed:
         hider = self._roster.secrets(offer.name)
         try:
-            result = await self._supervisor.call(
-                self._here(offer),
-                call.tool,
-                call.input,
-                kind=call.kind,
-                seconds=call.seconds,
-                context=self._context(offer, call, attempt),
-                on_progress=on_progress,
-                caller=caller,
-            )
+            request = call.request._replace(plugin=self._here(offer), caller=caller, on_progress=on_progress)
+            context = self._context(offer, call, attempt)
+            result = await self._supervisor.make(request._replace(context=context))
             document = {"id": call.id, "value": result.value, "invocation": result.invocation}
             output = await off_loop_if_large(digest, result.value)
             done = Performed(CallAnswer(200, document), Outcome("ok", "call", ""), output=output)
@@ -194,8 +191,7 @@ class RosterPlugins:
         except (UnknownPlugin, ValueError) as wrong:
             unknown = isinstance(wrong, UnknownPlugin)
             outcome = Outcome("launch_failed" if unknown else "invalid_call", "call", str(wrong))
-            answer = CallAnswer(STATUS[outcome.code], outcome_error(outcome, id=call.id))
-            done = Performed(answer, outcome, "elsewhere" if unknown else "ended")
+            done = unperformed(call.id, outcome, "elsewhere" if unknown else "ended")
         if hider:  # no secret of the operator's travels
             hidden = await off_loop_if_large(hider.hide_in, done.answer.document)
             done = done._replace(answer=done.answer._replace(document=hidden))
@@ -275,5 +271,4 @@ def _bounded(call: str, done: Performed) -> Performed:
     hint = "ask for less, or call the plugin on its own machine"
     outcome = Outcome("malformed_response", "call", message, "answer_too_large", hint)
     ran = "succeeded" if done.outcome.code == "ok" else "failed"
-    document = outcome_error(outcome, id=call, execution_outcome=ran)
-    return Performed(CallAnswer(STATUS[outcome.code], document), outcome, output=done.output)
+    return unperformed(call, outcome, execution_outcome=ran)._replace(output=done.output)

@@ -13,9 +13,11 @@ from typing import Any
 
 import trio
 
-from runner.gateway.calls import GatewayCall, Made, Maker, OnProgress, failed
+from runner.gateway.calls import Maker
 from runner.ledger.rows import digest
 from runner.outcome import Outcome
+from runner.protocol.calls import CallRequest
+from runner.serve.desk import CallAnswer, failed
 
 _SECRET = re.compile(r"pass(word|wd|phrase)|secret|token|api[_-]?key|credential|authorization|cookie", re.I)
 _MOST_BODY = 64 << 10  # characters of a body in the audit
@@ -54,17 +56,17 @@ class AuditedMaker:
         self._file = file
         self._bodies = bodies
 
-    async def make(self, call: GatewayCall, on_progress: OnProgress | None) -> Made:
+    async def make(self, call: CallRequest) -> CallAnswer:
         began, at = time.monotonic(), time.time()
         code, output = "cancelled", None
         unwritten = ""
         try:
-            made = await self._maker.make(call, on_progress)
-            code = "ok" if made.error is None else made.error["code"]
-            output = made.value if made.error is None else made.data
+            made = await self._maker.make(call)
+            code = made.error.get("code", "ok")
+            output = made.value if made.is_ok else made.data
         finally:
             line = {"at": at, "seconds": round(time.monotonic() - began, 6), "client": call.caller}
-            line |= {"plugin": call.plugin, "kind": call.kind, "name": call.name, "code": code}
+            line |= {"plugin": call.plugin, "kind": call.kind, "name": call.tool, "code": code}
             with trio.CancelScope(shield=True):
                 try:
                     await trio.to_thread.run_sync(self._write, line, call.input, output)

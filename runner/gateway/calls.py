@@ -1,38 +1,19 @@
-"""Making a call, as the gateway needs it: with an outcome in every case."""
+"""Making a call, as the gateway needs it: with an answer in every case."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from runner.exceptions import PluginError, PluginFailure
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import Outcome
-from runner.serve.refusal import outcome_error
-from sandbox.speed.value import NamedTuple
-
-OnProgress = Callable[[Mapping[str, Any]], None]
-
-
-class GatewayCall(NamedTuple):
-    plugin: str
-    name: str  # the plugin's own
-    input: Any
-    kind: str
-    caller: str  # for the ledger, and for calls that take turns
-
-
-class Made(NamedTuple):
-    """The value, or an error with code, phase, cause, message and hint."""
-
-    value: Any = None
-    error: Mapping[str, Any] | None = None
-    data: Any = None  # of the plugin's own error
+from runner.protocol.calls import CallRequest
+from runner.serve.desk import CallAnswer, failed
 
 
 class Maker(Protocol):
-    async def make(self, call: GatewayCall, on_progress: OnProgress | None) -> Made: ...
+    async def make(self, call: CallRequest) -> CallAnswer: ...
 
 
 class SupervisedMaker:
@@ -41,20 +22,13 @@ class SupervisedMaker:
     def __init__(self, supervisor: Supervisor) -> None:
         self._supervisor = supervisor
 
-    async def make(self, call: GatewayCall, on_progress: OnProgress | None) -> Made:
-        plugin, name, given, kind, caller = call
+    async def make(self, call: CallRequest) -> CallAnswer:
         try:
-            result = await self._supervisor.call(
-                plugin, name, given, kind=kind, on_progress=on_progress, caller=caller
-            )
+            result = await self._supervisor.make(call)
         except PluginError as error:
-            return failed(error.outcome, error.data)
+            return failed(error.outcome, data=error.data)
         except PluginFailure as failure:
             return failed(failure.outcome)
         except UnknownPlugin as unknown:  # it was removed meanwhile
             return failed(Outcome("launch_failed", "call", str(unknown), "unknown_plugin"))
-        return Made(result.value)
-
-
-def failed(outcome: Outcome, data: Any = None) -> Made:
-    return Made(None, outcome_error(outcome)["error"], data)
+        return CallAnswer(200, {"value": result.value})

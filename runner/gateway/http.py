@@ -22,7 +22,7 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPDeprecationWarning
 
 from runner.approvals.tools import ToolRecord, tools_folder
-from runner.gateway.calls import GatewayCall, Made, Maker, OnProgress, failed
+from runner.gateway.calls import Maker
 from runner.gateway.catalogue import Catalogue
 from runner.gateway.questions import ClientQuestions
 from runner.gateway.remote import RemoteSource
@@ -31,11 +31,12 @@ from runner.gateway.settings import GatewaySettings
 from runner.gateway.tool_source import SupervisedSource
 from runner.ledger.file import LedgerUnusable
 from runner.ledger.ledger import Ledger
-from runner.ledger.rows import Accepted, EndOfCall, digest
+from runner.ledger.rows import EndOfCall, digest, row_of
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.outcome import Outcome
+from runner.protocol.calls import CallRequest
 from runner.protocol.dialect import Notice, Progress
-from runner.serve.desk import CallAnswer, Desk, DoorCall, off_loop_if_large
+from runner.serve.desk import CallAnswer, Desk, failed, off_loop_if_large, refused_answer
 from runner.serve.door import Message, Receive, Send
 from runner.serve.mounted import DaemonParts
 from runner.serve.refusal import Refused
@@ -55,22 +56,22 @@ class DeskMaker:
         self._desk = desk
         self._nursery = nursery
 
-    async def make(self, call: GatewayCall, on_progress: OnProgress | None) -> Made:
-        asked = DoorCall(call.plugin, call.name, call.input, call.kind, caller=call.caller)
+    async def make(self, call: CallRequest) -> CallAnswer:
         try:
-            row = await self._desk.accept(asked)
+            row = await self._desk.accept(call)
         except Refused as refused:
-            return Made(None, refused.document()["error"])
+            return refused_answer(refused)
         except UnknownPlugin as unknown:
             return failed(Outcome("launch_failed", "call", str(unknown), "unknown_plugin"))
-        assert not isinstance(row, CallAnswer)  # that is for calls with a key
+        if isinstance(row, CallAnswer):
+            return row
         answers: list[CallAnswer] = []
         bugs: list[Exception] = []
         done = trio.Event()
 
         async def make() -> None:
             try:
-                answers.append(await self._desk.make(row, asked, on_progress))
+                answers.append(await self._desk.make(row, call))
             except Exception as bug:  # noqa: BLE001 -- raised below: the daemon and its other calls go on
                 bugs.append(bug)
             done.set()
@@ -84,10 +85,7 @@ class DeskMaker:
             raise
         if bugs:
             raise bugs[0]
-        document = answers[0].document
-        if answers[0].is_ok:
-            return Made(document["value"])
-        return Made(None, document["error"], document.get("data"))
+        return answers[0]
 
 
 class LedgerMaker:
@@ -97,30 +95,21 @@ class LedgerMaker:
         self._maker = maker
         self._ledger = ledger
 
-    async def make(self, call: GatewayCall, on_progress: OnProgress | None) -> Made:
+    async def make(self, call: CallRequest) -> CallAnswer:
         number, started = f"call_{secrets.token_hex(12)}", time.time()
         input_digest = await off_loop_if_large(digest, call.input)
-        given = Accepted(
-            id=number,
-            plugin=call.plugin,
-            tool=call.name,
-            kind=call.kind,
-            caller=call.caller,
-            input=input_digest,
-            asked=True,
-        )
         try:
-            await self._ledger.accept(given)
+            await self._ledger.accept(row_of(number, call, input_digest)._replace(started=started))
         except LedgerUnusable as unusable:
             message = f"the call cannot be recorded, so it is not made: {unusable}"
             return failed(Outcome("internal", "call", message, "ledger", unusable.hint))
         made = failed(Outcome("cancelled", "call", "the client gave the call up", "given_up"))
         try:
-            made = await self._maker.make(call, on_progress)
+            made = await self._maker.make(call)
             return made
         finally:
-            code = "ok" if made.error is None else made.error["code"]
-            record = json.dumps({"outcome": made.error, "invocation": None})
+            code = made.error.get("code", "ok")
+            record = json.dumps({"outcome": made.error or None, "invocation": None})
             with trio.CancelScope(shield=True):
                 output = await off_loop_if_large(digest, made.value)
                 await self._ledger.end(number, EndOfCall(code, output, record, None, started))

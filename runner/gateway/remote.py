@@ -18,16 +18,18 @@ import trio
 from runner import __version__
 from runner.approvals.tools import remote_identity
 from runner.exceptions import PluginFailure
-from runner.gateway.calls import GatewayCall, Made, Maker, OnProgress, failed
+from runner.gateway.calls import Maker
 from runner.gateway.settings import RemoteSettings
 from runner.gateway.tool_source import Lists
 from runner.gateway.translate import LISTS, content_result
 from runner.outcome import Code, Outcome
 from runner.protocol import wire
+from runner.protocol.calls import CallRequest
 from runner.protocol.https.failure import FetchFailed
 from runner.protocol.https.fetch import fetch
 from runner.protocol.https.request import HttpsRequest, parse_url
 from runner.protocol.https.response import HttpsResponse
+from runner.serve.desk import CallAnswer, failed
 from runner.serve.peer import read_token
 from runner.serve.token_command import TokenCommandFailed, run_token_command
 from sandbox.document.diagnostic import cut, printable
@@ -115,7 +117,7 @@ class RemoteSource:
             params = {"cursor": page["nextCursor"]}
         raise _failure("malformed_response", f"its answer to {method} has more than {_MOST_PAGES} pages")
 
-    async def make(self, call: GatewayCall, on_progress: OnProgress | None) -> Made:
+    async def make(self, call: CallRequest) -> CallAnswer:
         if self._calls >= _MOST_CALLS:
             message = f"{_MOST_CALLS} calls to this server are under way, which is the most"
             return failed(Outcome("overloaded", "call", message, "calls", "call again later"))
@@ -125,23 +127,22 @@ class RemoteSource:
         finally:
             self._calls -= 1
 
-    async def _make(self, call: GatewayCall) -> Made:
-        given = (
-            {"uri": call.name} if call.kind == "resource" else {"name": call.name, "arguments": call.input}
-        )
-        method, params = (call.name, call.input) if call.kind == "method" else (_CALLS[call.kind], given)
+    async def _make(self, call: CallRequest) -> CallAnswer:
+        kind = call.kind or "tool"
+        given = {"uri": call.tool} if kind == "resource" else {"name": call.tool, "arguments": call.input}
+        method, params = (call.tool, call.input) if kind == "method" else (_CALLS[kind], given)
         try:
             value, _ = await self._request(method, params)
         except PluginFailure as failure:
             return failed(failure.outcome)
         except _RpcError as error:
-            return failed(Outcome("plugin_error", "call", str(error), str(error.code)), error.data)
-        if call.kind in _PARTS and not _are_objects(value.get(_PARTS[call.kind])):
-            message = f"its answer to {method} has no list of {_PARTS[call.kind]}"
+            return failed(Outcome("plugin_error", "call", str(error), str(error.code)), data=error.data)
+        if kind in _PARTS and not _are_objects(value.get(_PARTS[kind])):
+            message = f"its answer to {method} has no list of {_PARTS[kind]}"
             return failed(Outcome("malformed_response", "call", message, "bad_type"))
-        if call.kind == "tool" and value.get("isError") is True:
-            return failed(Outcome("plugin_error", "call", "the tool failed", "isError"), value)
-        return Made(value)
+        if kind == "tool" and value.get("isError") is True:
+            return failed(Outcome("plugin_error", "call", "the tool failed", "isError"), data=value)
+        return CallAnswer(200, {"value": value})
 
     # --- messages -------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from runner import __version__
-from runner.gateway.calls import GatewayCall, Made, Maker, failed
+from runner.gateway.calls import Maker
 from runner.gateway.catalogue import Catalogue, KnownSource
 from runner.gateway.names import public_uri, split_uri
 from runner.gateway.questions import ClientQuestions, ClientRequest, Context, Waiting
@@ -48,8 +48,10 @@ from runner.gateway.translate import (
     resource_result,
 )
 from runner.outcome import Outcome
+from runner.protocol.calls import CallRequest
 from runner.protocol.dialect import Notice, Progress
 from runner.protocol.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS
+from runner.serve.desk import CallAnswer, failed
 from runner.serve.news import NewsQueue
 from runner.serve.refusal import outcome_error
 from sandbox.document.diagnostic import quoted
@@ -194,7 +196,7 @@ class ClientGateway:
         async def work(request: ClientRequest) -> dict[str, Any]:
             source = known.source
             made = await self._make(request, source, one.own, params.arguments or {}, "tool")
-            if made.error is None:
+            if made.is_ok:
                 result = source.result(one.own, made.value)
             elif source.passes and made.error["cause"] == "isError" and isinstance(made.data, dict):
                 result = content_result(one.plugin, made.data)
@@ -245,13 +247,13 @@ class ClientGateway:
 
     async def _make(
         self, request: ClientRequest, source: ToolSource, name: str, given: Any, kind: str
-    ) -> Made:
+    ) -> CallAnswer:
         plugin, maker = source.name, source.maker or self._maker
-        call = GatewayCall(plugin, name, given, kind, self._client)
+        call = CallRequest(plugin, name, given, kind, caller=self._client)
         self._questions.enter(plugin, request)
         try:
             if not (request.context.meta or {}).get("progress_token"):
-                made = await maker.make(call, None)
+                made = await maker.make(call)
             else:
                 made = await _make_with_progress(maker, request, call)
         finally:
@@ -433,7 +435,7 @@ class ClientGateway:
         return types.EmptyResult()
 
 
-async def _make_with_progress(maker: Maker, request: ClientRequest, call: GatewayCall) -> Made:
+async def _make_with_progress(maker: Maker, request: ClientRequest, call: CallRequest) -> CallAnswer:
     news = NewsQueue[Mapping[str, Any]]()  # a client that does not read misses some
 
     async def pass_on() -> None:
@@ -445,7 +447,7 @@ async def _make_with_progress(maker: Maker, request: ClientRequest, call: Gatewa
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pass_on)
         try:
-            made = await maker.make(call, lambda value: news.put(value, value))
+            made = await maker.make(call._replace(on_progress=lambda value: news.put(value, value)))
         finally:
             news.close()
     return made
@@ -457,9 +459,9 @@ def _key(context: Context) -> str:
     return key
 
 
-def _value(made: Made) -> Any:
+def _value(made: CallAnswer) -> Any:
     """Raises MCPError with the plugin's own code, where that is one of the protocol's."""
-    if made.error is None:
+    if made.is_ok:
         return made.value
     cause = str(made.error["cause"])
     code = int(cause) if cause.removeprefix("-").isdigit() and len(cause) < 8 else INTERNAL_ERROR

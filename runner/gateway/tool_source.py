@@ -16,8 +16,8 @@ from runner.exceptions import PluginError
 from runner.gateway.calls import Maker
 from runner.gateway.translate import LISTS, command_result, content_result, value_result
 from runner.lifecycle.spec import Status
-from runner.lifecycle.supervisor import Supervisor
 from runner.protocol.dialect import Call
+from runner.serve.plugins import DoorPlugins
 from runner.serve.sources import PluginSource
 from sandbox.cache import fingerprint
 
@@ -79,7 +79,7 @@ class ToolSource(Protocol):
 class SupervisedSource:
     maker: Maker | None = None
 
-    def __init__(self, source: PluginSource, supervisor: Supervisor) -> None:
+    def __init__(self, source: PluginSource, supervisor: DoorPlugins) -> None:
         self.name, self.mark = source.name, source.digest
         self._plugin = source.plugin
         self._contract = find_contract(source.plugin.contract)

@@ -25,7 +25,6 @@ from runner.ledger.rows import (
     NOT_STARTED,
     REPEATABLE,
     UNKNOWN,
-    Accepted,
     AuditRow,
     DeliveriesFull,
     Delivery,
@@ -43,6 +42,7 @@ from runner.ledger.rows import (
     has_place,
     hook_id,
     owner_of,
+    row_of,
 )
 from runner.ledger.schema import APPLICATION_ID, MIGRATIONS
 from runner.ledger.sqlite_file import (
@@ -52,6 +52,7 @@ from runner.ledger.sqlite_file import (
     SqliteFile,
     open_sqlite,
 )
+from runner.protocol.calls import CallRequest
 from sandbox.speed.value import NamedTuple
 
 MOST_ROWS = 1000  # of one list
@@ -182,14 +183,14 @@ class LedgerFile(SqliteFile):
 
     # --- calls ----------------------------------------------------------------------------------------------
 
-    def accept(self, call: Accepted) -> Acceptance:
+    def accept(self, call: InvocationRow) -> Acceptance:
         """Write a call before it runs. Raises KeyReused if its key belongs to another call, and KeysFull.
 
         The same call with the same key is not run again, unless its outcome was lost and its effect class
         says that it may be repeated. A call that never came to the plugin has no key any more."""
         known = None if call.key is None else self._by_key(call)
         if known is not None:
-            if (known.tool, known.kind, known.input_digest) != (call.tool, call.kind, call.input.digest):
+            if (known.tool, known.kind, known.input_digest) != (call.tool, call.kind, call.input_digest):
                 raise KeyReused(f"the idempotency key {call.key!a} was used for another call")
             if known.code != UNKNOWN or call.effect not in REPEATABLE:
                 return Acceptance(known, False)
@@ -201,7 +202,7 @@ class LedgerFile(SqliteFile):
             self._require_room_for_key(call)
         return Acceptance(row, True)
 
-    def _require_room_for_key(self, call: Accepted) -> None:
+    def _require_room_for_key(self, call: InvocationRow) -> None:
         """Raises KeysFull."""
         if (taken := self._over_share("keys", call.caller, call.plugin)) is not None:
             raise KeysFull(
@@ -235,32 +236,15 @@ class LedgerFile(SqliteFile):
     def _room(self, room: str) -> int:
         return int(self._bounds.size * (self._bounds.keys if room == "keys" else self._bounds.waiting))
 
-    def _by_key(self, call: Accepted) -> InvocationRow | None:
+    def _by_key(self, call: InvocationRow) -> InvocationRow | None:
         found = self._connection.execute(
             "SELECT * FROM invocations WHERE caller = ? AND plugin = ? AND key = ? AND repeated_by IS NULL",
             (call.caller, call.plugin, call.key),
         ).fetchone()
         return None if found is None else InvocationRow(*found)
 
-    def _insert(
-        self, call: Accepted, delivery: str | None = None, attempt: int | None = None
-    ) -> InvocationRow:
-        now = self.clock()
-        row = InvocationRow(
-            id=call.id,
-            plugin=call.plugin,
-            tool=call.tool,
-            kind=call.kind,
-            caller=call.caller,
-            key=call.key,
-            effect=call.effect,
-            delivery=delivery,
-            attempt=attempt,
-            accepted=now,
-            started=now if call.asked else None,
-            input_digest=call.input.digest,
-            input_bytes=call.input.size,
-        )
+    def _insert(self, call: InvocationRow) -> InvocationRow:
+        row = call._replace(accepted=self.clock())
         marks = ", ".join("?" * len(row))
         self._connection.execute(f"INSERT INTO invocations VALUES ({marks})", row)
         return row
@@ -461,10 +445,9 @@ class LedgerFile(SqliteFile):
             "UPDATE deliveries SET state = 'running', attempt = ?, due = NULL WHERE id = ?",
             (begun.attempt, row.id),
         )
-        call = Accepted(
-            invocation, row.plugin, row.hook, "hook", "deliveries", digest(json.loads(row.event)), "unknown"
-        )
-        self._insert(call, row.id, begun.attempt)
+        asked = CallRequest(row.plugin, row.hook, kind="hook", caller="deliveries")
+        call = row_of(invocation, asked, digest(json.loads(row.event)))
+        self._insert(call._replace(delivery=row.id, attempt=begun.attempt))
         return Attempt(invocation, begun)
 
     def settle(self, attempt: Attempt, verdict: Verdict, ended: EndOfCall, reason: str = "") -> DeliveryState:

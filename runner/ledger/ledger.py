@@ -15,11 +15,11 @@ import trio
 from runner.ledger.database_thread import DatabaseThread
 from runner.ledger.file import Acceptance, Attempt, LedgerFile, Recovered, open_file
 from runner.ledger.rows import (
-    Accepted,
     Delivery,
     DeliveryRow,
     DeliveryState,
     EndOfCall,
+    InvocationRow,
     KeysFull,
     Verdict,
 )
@@ -29,7 +29,7 @@ class Ledger(DatabaseThread[LedgerFile]):
     """Made by `open_ledger`. Every method raises LedgerUnusable if the file cannot be written, but those that
     end something."""
 
-    async def accept(self, call: Accepted) -> Acceptance:
+    async def accept(self, call: InvocationRow) -> Acceptance:
         """Write a call before it runs. Raises KeyReused, and KeysFull."""
         while True:
             try:

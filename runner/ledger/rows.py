@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from runner.ledger.sqlite_file import OrderRefusal
 from runner.outcome import Outcome, outcome_document
+from runner.protocol.calls import CallRequest
 from sandbox.speed.value import NamedTuple
 
 # How a call ends if its daemon died after the plugin was asked: nobody knows what it did.
@@ -36,20 +37,6 @@ class Digest(NamedTuple):
 def digest(value: Any) -> Digest:
     raw = json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
     return Digest(hashlib.sha256(raw).hexdigest(), len(raw))
-
-
-class Accepted(NamedTuple):
-    """A call as it is written before it runs."""
-
-    id: str
-    plugin: str
-    tool: str
-    kind: str
-    caller: str
-    input: Digest
-    effect: Effect = "unknown"
-    key: str | None = None  # the caller's idempotency key
-    asked: bool = False  # it goes to who is called as soon as it is written
 
 
 class EndOfCall(NamedTuple):
@@ -93,11 +80,11 @@ class InvocationRow(NamedTuple):
     tool: str
     kind: str
     caller: str
-    key: str | None
-    effect: Effect
-    delivery: str | None
-    attempt: int | None
-    accepted: float
+    key: str | None = None
+    effect: Effect = "unknown"
+    delivery: str | None = None
+    attempt: int | None = None
+    accepted: float = 0.0
     started: float | None = None  # when the plugin was asked; written before it is
     ended: float | None = None
     code: str | None = None
@@ -108,6 +95,15 @@ class InvocationRow(NamedTuple):
     record: str | None = None
     answer: str | None = None
     repeated_by: str | None = None  # the call that has its key now; empty: none, because it did nothing
+
+
+def row_of(call: str, request: CallRequest, given: Digest, effect: Effect = "unknown") -> InvocationRow:
+    """The row of a call that has not begun. `given`: of its input."""
+    return InvocationRow(
+        *(call, request.plugin, request.tool, request.kind or "", request.caller, request.key, effect),
+        input_digest=given.digest,
+        input_bytes=given.size,
+    )
 
 
 class Delivery(NamedTuple):

@@ -18,7 +18,7 @@ import trio
 from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError, PluginFailure
 from runner.launch.stages import HeldManifest
-from runner.library import OpenPlugin, Result, open_plugin
+from runner.library import OpenPlugin, open_plugin
 from runner.lifecycle import machine
 from runner.lifecycle.exceptions import Overloaded, Unavailable
 from runner.lifecycle.feed import StderrLog
@@ -45,11 +45,11 @@ from runner.lifecycle.spec import LifecycleNews, Spec, Status
 from runner.manifest.load import load
 from runner.outcome import Outcome
 from runner.plugin import Plugin
-from runner.protocol.dialect import Identity, Kind, Notice, Progress
+from runner.protocol.calls import CallRequest, CallResult
+from runner.protocol.dialect import Identity, Notice, Progress
 from runner.protocol.memory import size_of
-from runner.session.pending import Deadline, OnProgress, first_of
+from runner.session.pending import Deadline, first_of
 from runner.supervision import Supervision
-from sandbox.speed.value import NamedTuple
 
 _STDERR_CHARACTERS = 8 << 10  # of the end that lifecycle news have
 _RETRY_LEAST, _RETRY_MOST = 1.0, 60.0  # seconds, of an answer that says when to come again
@@ -58,18 +58,6 @@ _LARGE_INPUT = 1 << 20  # taken for one that has too many parts to be measured
 # Gets what a plugin says beside its answers: its name, and a notification or progress. A coroutine is awaited
 # before the next event of the same plugin; of those that wait, some are dropped (OpenPlugin.events).
 OnEvent = Callable[[str, Notice | Progress], Awaitable[None] | None]
-
-
-class CallRequest(NamedTuple):
-    """The arguments of a call."""
-
-    tool: str
-    input: Any
-    kind: Kind | None
-    seconds: float | None
-    context: Mapping[str, Any] | None
-    on_progress: OnProgress | None
-    caller: str
 
 
 class QueuedCall:
@@ -199,7 +187,7 @@ class SupervisedPlugin:
 
     # --- calls ----------------------------------------------------------------------------------------------
 
-    async def call(self, request: CallRequest) -> Result:
+    async def call(self, request: CallRequest) -> CallResult:
         if not self.loaded.is_set():
             await self.loaded.wait()
         deadline = Deadline()
@@ -223,21 +211,13 @@ class SupervisedPlugin:
                 self.step(CellOver(cell.number))  # now: the caller's next call is not for this process
             self.step(Finished(cell.number))
 
-    async def _call_in(self, opened: OpenPlugin, request: CallRequest, deadline: Deadline) -> Result:
+    async def _call_in(self, opened: OpenPlugin, request: CallRequest, deadline: Deadline) -> CallResult:
         if request.kind == "list":
-            return Result(await opened.list(request.tool), opened.identity, {}, "")
-        seconds = request.seconds
-        if seconds is not None:
-            seconds = max(0.0, deadline.at - trio.current_time())
+            return CallResult(await opened.list(request.tool), opened.identity, {}, "")
+        if request.seconds is not None:
+            request = request._replace(seconds=max(0.0, deadline.at - trio.current_time()))
         try:
-            result = await opened.call_for_result(
-                request.tool,
-                request.input,
-                kind=request.kind,
-                seconds=seconds,
-                context=request.context,
-                on_progress=request.on_progress,
-            )
+            result = await opened.make(request)
         except (PluginError, PluginFailure) as error:
             if opened.pid is None:
                 self.log.add(error.stderr.encode())

@@ -21,16 +21,16 @@ import trio
 from runner.contracts.registry import find_contract
 from runner.event_loop import require_trio
 from runner.exceptions import PluginError, PluginFailure
-from runner.library import OpenPlugin, Result, check_seconds
+from runner.library import OpenPlugin, check_seconds
 from runner.lifecycle.exceptions import Unavailable, UnknownPlugin
 from runner.lifecycle.feed import BoundedFeed, FeedSource, LogPiece
 from runner.lifecycle.machine import Hold, ReloadAsked, ResetAsked, StartAsked, StopAsked
 from runner.lifecycle.spec import LifecycleNews, Spec, Status
-from runner.lifecycle.supervised import CallRequest, OnEvent, SupervisedPlugin
+from runner.lifecycle.supervised import OnEvent, SupervisedPlugin
+from runner.protocol.calls import CallRequest, CallResult, OnProgress
 from runner.protocol.dialect import Kind
-from runner.session.pending import OnProgress
 
-_MOST_NEWS = 1024  # that wait for a subscriber
+MOST_NEWS = 1024  # that wait for a subscriber
 
 
 class Supervisor:
@@ -47,8 +47,8 @@ class Supervisor:
         self._jitter, self._clock, self._on_event = jitter, clock, on_event
         self._plugins: dict[str, SupervisedPlugin] = {}
         self._timers: dict[str, trio.CancelScope] = {}
-        self._news: FeedSource[LifecycleNews] = FeedSource(_MOST_NEWS)
-        self._notices: FeedSource[tuple[OpenPlugin, str, Mapping[str, Any]]] = FeedSource(_MOST_NEWS)
+        self._news: FeedSource[LifecycleNews] = FeedSource(MOST_NEWS)
+        self._notices: FeedSource[tuple[OpenPlugin, str, Mapping[str, Any]]] = FeedSource(MOST_NEWS)
         self._delivery = self._notices.subscribe()
         self._draining = ""
         # Called when a plugin is stopped, put into quarantine, pending, or none of them any more: its name,
@@ -121,14 +121,17 @@ class Supervisor:
         context: Mapping[str, Any] | None = None,
         on_progress: OnProgress | None = None,
         caller: str = "",
-    ) -> Result:
+    ) -> CallResult:
         """Call a plugin, which is started if it does not run. `seconds` counts from now. `caller`: callers
         take turns where calls have to wait. Raises what `OpenPlugin.call` does, Overloaded, Unavailable and
         UnknownPlugin; ValueError if an argument is wrong. A call is made once: it is not repeated if the
         plugin fails."""
-        check_seconds(seconds)
-        request = CallRequest(tool, input, kind, seconds, context, on_progress, caller)
-        return await self._plugin(name).call(request)
+        return await self.make(CallRequest(name, tool, input, kind, seconds, context, on_progress, caller))
+
+    async def make(self, request: CallRequest) -> CallResult:
+        """`call`, with its arguments in one value."""
+        check_seconds(request.seconds)
+        return await self._plugin(request.plugin).call(request)
 
     async def tools(self, name: str, what: str = "tools") -> Sequence[Mapping[str, Any]]:
         """List what a plugin exposes, as `OpenPlugin.list` does."""

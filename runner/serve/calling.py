@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from runner.ledger.rows import InvocationRow
-from runner.serve.desk import CallAnswer, Desk, DoorCall, off_loop_if_large
+from runner.protocol.calls import CallRequest
+from runner.serve.desk import CallAnswer, CallTarget, Desk, off_loop_if_large
 from runner.serve.event_stream import Emit, EventStream
 from runner.serve.news import NewsQueue
 from runner.serve.refusal import Refused
@@ -19,7 +20,7 @@ from runner.serve.refusal import Refused
 _MOST_KEY = 255
 
 
-def with_headers(request: Request, call: DoorCall) -> DoorCall:
+def with_headers(request: Request, call: CallRequest) -> CallRequest:
     """The call with what the headers of its request say. Raises Refused."""
     key = request.headers.get("idempotency-key")
     if key is not None and not (0 < len(key) <= _MOST_KEY and key.isascii() and key.isprintable()):
@@ -40,9 +41,11 @@ def read_seconds(word: str | None, name: str) -> float | None:
     return seconds
 
 
-async def answer_call(desk: Desk, request: Request, asked: DoorCall) -> Response:
+async def answer_call(
+    desk: Desk, request: Request, asked: CallRequest, target: CallTarget | None = None
+) -> Response:
     """Make a call, and answer its request. Raises Refused; then nothing was accepted."""
-    accepted = await desk.accept(asked)
+    accepted = await desk.accept(asked, target)
     if isinstance(accepted, CallAnswer):
         return await _answer(accepted)
     row = accepted
@@ -53,10 +56,10 @@ async def answer_call(desk: Desk, request: Request, asked: DoorCall) -> Response
     if "text/event-stream" in request.headers.get("accept", ""):
         return EventStream(lambda emit: _stream(desk, row, asked, emit), lambda: desk.abandon(row), give_up)
     with request.scope["state"]["departure"].calls(give_up):
-        return await _answer(await desk.make(row, asked, None))
+        return await _answer(await desk.make(row, asked))
 
 
-async def _stream(desk: Desk, row: InvocationRow, asked: DoorCall, emit: Emit) -> None:
+async def _stream(desk: Desk, row: InvocationRow, asked: CallRequest, emit: Emit) -> None:
     news = NewsQueue[Mapping[str, Any]]()
 
     async def pass_on() -> None:
@@ -67,7 +70,7 @@ async def _stream(desk: Desk, row: InvocationRow, asked: DoorCall, emit: Emit) -
     async with trio.open_nursery() as nursery:
         nursery.start_soon(pass_on)
         try:
-            answer = await desk.make(row, asked, lambda value: news.put(value, value))
+            answer = await desk.make(row, asked._replace(on_progress=lambda value: news.put(value, value)))
         finally:
             news.close()
     await emit(

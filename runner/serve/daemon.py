@@ -39,6 +39,7 @@ from runner.serve.page.board import Board
 from runner.serve.page.page import Page
 from runner.serve.page.sessions import Sessions
 from runner.serve.peer import LOCAL_NAMES, PAGE, DoorPeer, Rules
+from runner.serve.plugins import DoorPlugins
 from runner.serve.refusal import Refused
 from runner.serve.roster import Roster
 from runner.serve.routes import Routes
@@ -86,11 +87,9 @@ class ServeOptions(NamedTuple):
 class DoorBackend(Protocol):
     """Who runs the plugins that a door offers, if not the daemon itself."""
 
-    def open(self, say: Callable[[str], None]) -> AbstractAsyncContextManager[Supervisor]: ...
-    def roster(
-        self, supervisor: Supervisor, environ: Mapping[str, str], say: Callable[[str], None]
-    ) -> Roster:
-        """Of the supervisor that `open` gave."""
+    def open(self, say: Callable[[str], None]) -> AbstractAsyncContextManager[DoorPlugins]: ...
+    def roster(self, plugins: DoorPlugins, environ: Mapping[str, str], say: Callable[[str], None]) -> Roster:
+        """Of the plugins that `open` gave."""
         ...
 
 
@@ -98,7 +97,7 @@ class Daemon:
     def __init__(
         self,
         options: ServeOptions,
-        supervisor: Supervisor,
+        supervisor: DoorPlugins,
         ledger: Ledger,
         environ: Mapping[str, str],
         say: Callable[[str], None],
@@ -128,6 +127,7 @@ class Daemon:
         if options.backend is not None:
             self._roster = options.backend.roster(supervisor, environ, say)
         else:
+            assert isinstance(supervisor, Supervisor)
             self._roster = Roster(
                 supervisor=supervisor,
                 ledger=ledger,
@@ -165,7 +165,7 @@ class Daemon:
         from runner.serve.control.running import RunningBindings
 
         running = RunningBindings(
-            supervisor=self._supervisor,
+            supervisor=self._roster.supervisor_of(""),
             database=control.database,
             settings=lambda: control.settings,
             policy=self._options.policy,

@@ -17,13 +17,13 @@ from runner.exceptions import PluginError, PluginFailure
 from runner.ledger.file import Attempt, LedgerUnusable
 from runner.ledger.ledger import Ledger
 from runner.ledger.rows import Delivery, DeliveryRow, EndOfCall, Verdict, hook_context, owner_of, record_of
-from runner.library import Result
 from runner.lifecycle.exceptions import UnknownPlugin
-from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import Outcome
+from runner.protocol.calls import CallRequest, CallResult
 from runner.serve.alerts import Alerts
-from runner.serve.desk import CallTarget, DoorCall
+from runner.serve.desk import CallTarget
 from runner.serve.metrics import Metrics
+from runner.serve.plugins import DoorPlugins
 from runner.session.account import CallAccount, open_account
 
 _MOST_AT_ONCE = 16
@@ -45,7 +45,7 @@ class HookTarget(CallTarget, Protocol):
 class Deliveries:
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: DoorPlugins,
         ledger: Ledger,
         metrics: Metrics,
         context_keys: Callable[[str], Sequence[str]],
@@ -125,17 +125,13 @@ class Deliveries:
             self._metrics.call(row.plugin, outcome.code, outcome.cause, time.monotonic() - began)
             self.wake()
 
-    async def _call(self, attempt: Attempt) -> Result:
+    async def _call(self, attempt: Attempt) -> CallResult:
         row = attempt.delivery
         target = None if self._target_of is None else await self._target_of(attempt)
         known = self._context_keys(row.plugin) if target is None else target.hook_keys
         context, event = hook_context(row, known, attempt.number, attempt.invocation), json.loads(row.event)
-        if target is not None:
-            call = DoorCall(row.plugin, row.hook, event, "hook", context=context, caller=_CALLER)
-            return await target.call(call, None)
-        return await self._supervisor.call(
-            row.plugin, row.hook, event, kind="hook", context=context, caller=_CALLER
-        )
+        call = CallRequest(row.plugin, row.hook, event, "hook", context=context, caller=_CALLER)
+        return await (target or self._supervisor).make(call)
 
 
 def dead_letter(row: DeliveryRow, why: str) -> str:

@@ -16,7 +16,6 @@ from runner.ledger.file import Acceptance, LedgerUnusable
 from runner.ledger.ledger import Ledger
 from runner.ledger.rows import (
     UNKNOWN,
-    Accepted,
     Digest,
     Effect,
     EndOfCall,
@@ -25,15 +24,16 @@ from runner.ledger.rows import (
     KeysFull,
     digest,
     record_of,
+    row_of,
 )
-from runner.library import Result
 from runner.lifecycle.exceptions import UnknownPlugin
-from runner.lifecycle.supervisor import Supervisor
 from runner.outcome import Outcome
+from runner.protocol.calls import CallRequest, CallResult
 from runner.protocol.memory import size_of
 from runner.protocol.secrets import Secrets
 from runner.serve.alerts import Alerts
 from runner.serve.metrics import Metrics
+from runner.serve.plugins import DoorPlugins
 from runner.serve.refusal import STATUS, Refused, error_document, outcome_error
 from runner.serve.roster import Roster
 from runner.session.account import CallAccount, open_account
@@ -49,7 +49,6 @@ _ENDING = Outcome("cancelled", "call", "the daemon ends", "draining")
 _BUG = Outcome("internal", "call", "a bug of the daemon; its stderr says which")
 
 Value = TypeVar("Value")
-OnProgress = Callable[[Mapping[str, Any]], None]
 
 
 class CallTarget(Protocol):
@@ -59,27 +58,15 @@ class CallTarget(Protocol):
     invocation: dict[str, Any] | None  # the contract's record of the call, when it is over, however it ended
 
     def accept(self, call: str, input_bytes: int) -> None:
-        """The call is in the ledger, with this id. `call` or `abandon` follows."""
+        """The call is in the ledger, with this id. `make` or `abandon` follows."""
 
-    async def call(self, request: DoorCall, on_progress: OnProgress | None) -> Result: ...
+    async def make(self, request: CallRequest) -> CallResult: ...
     async def abandon(self) -> None: ...
     def secrets(self) -> Secrets: ...
 
 
-class DoorCall(NamedTuple):
-    plugin: str
-    tool: str
-    input: Any
-    kind: str | None = None
-    seconds: float | None = None
-    context: Mapping[str, Any] | None = None
-    key: str | None = None
-    caller: str = ""
-    target: CallTarget | None = None
-
-
 class CallAnswer(NamedTuple):
-    """What the caller gets: the status and the document, with the headers."""
+    """What the caller gets, whatever its call came to: the status and the document, with the headers."""
 
     status: int
     document: dict[str, Any]
@@ -88,6 +75,20 @@ class CallAnswer(NamedTuple):
     @property
     def is_ok(self) -> bool:
         return self.status == 200
+
+    @property
+    def value(self) -> Any:
+        return self.document.get("value")
+
+    @property
+    def error(self) -> Mapping[str, Any]:
+        """With code, phase, cause, message and hint; empty: it is ok."""
+        return {} if self.is_ok else self.document.get("error", {})
+
+    @property
+    def data(self) -> Any:
+        """Of the plugin's own error."""
+        return self.document.get("data")
 
 
 class _InFlight(NamedTuple):
@@ -100,7 +101,7 @@ class _InFlight(NamedTuple):
 class Desk:
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: DoorPlugins,
         ledger: Ledger,
         roster: Roster,
         metrics: Metrics,
@@ -122,9 +123,12 @@ class Desk:
         """How many calls of a caller are in flight."""
         return sum(each.caller == caller for each in self._in_flight.values())
 
-    async def accept(self, request: DoorCall) -> InvocationRow | CallAnswer:
+    async def accept(
+        self, request: CallRequest, target: CallTarget | None = None
+    ) -> InvocationRow | CallAnswer:
         """Write the call to the ledger: then it has to be made with `make`. Or the answer of an earlier call
-        with its key. Raises Refused; then nothing was accepted."""
+        with its key. `target`: who gets it; None: the plugin of that name. Raises Refused; then nothing was
+        accepted."""
         if self.draining:
             raise Refused(503, "draining", "the daemon ends and takes no calls", retry_after=5)
         if len(self._in_flight) >= MOST_CALLS:
@@ -132,35 +136,25 @@ class Desk:
             raise Refused(429, "overloaded", message, "come back later", retry_after=1)
         own_id = f"call_{secrets.token_hex(12)}"
         # From now on it counts: requests that come at once must not be more than there may be.
-        self._in_flight[own_id] = _InFlight(trio.CancelScope(), request.caller, [], request.target)
+        self._in_flight[own_id] = _InFlight(trio.CancelScope(), request.caller, [], target)
         accepted = None
         try:
-            accepted = await self._accept(own_id, request)
+            accepted = await self._accept(own_id, request, target)
         finally:
             if accepted is None or not accepted.fresh:
                 del self._in_flight[own_id]
         if not accepted.fresh:
             return _earlier(accepted.row)
-        if request.target is not None:
-            request.target.accept(own_id, accepted.row.input_bytes)
+        if target is not None:
+            target.accept(own_id, accepted.row.input_bytes)
         return accepted.row
 
-    async def _accept(self, own_id: str, request: DoorCall) -> Acceptance:
+    async def _accept(self, own_id: str, request: CallRequest, target: CallTarget | None) -> Acceptance:
         """Raises Refused."""
-        target = request.target
         given = await off_loop_if_large(digest, [request.input, dict(request.context or {})])
-        call = Accepted(
-            id=own_id,
-            plugin=request.plugin,
-            tool=request.tool,
-            kind=request.kind or "",
-            caller=request.caller,
-            input=given,
-            effect=target.effect if target is not None else self._roster.effect(request.plugin, request.tool),
-            key=request.key,
-        )
+        effect = self._roster.effect(request.plugin, request.tool) if target is None else target.effect
         try:
-            return await self._ledger.accept(call)
+            return await self._ledger.accept(row_of(own_id, request, given, effect))
         except KeyReused as reused:
             raise Refused(409, "key_reused", str(reused), "use a new key for each call") from None
         except KeysFull as full:
@@ -171,12 +165,12 @@ class Desk:
             message = f"{_UNRECORDED}: {unusable}"
             raise Refused(503, "ledger", message, unusable.hint, retry_after=5) from None
 
-    async def make(self, row: InvocationRow, request: DoorCall, on_progress: OnProgress | None) -> CallAnswer:
+    async def make(self, row: InvocationRow, request: CallRequest) -> CallAnswer:
         """Make an accepted call. Its outcome is in the ledger when this returns or raises."""
         began = time.monotonic()
         held = self._in_flight[row.id]
-        target = request.target
-        hiders = [self._secrets(request)]
+        target = held.target
+        hiders = [self._secrets(row.plugin, target)]
         answer: CallAnswer | None = None
         outcome = _BUG  # until something else is known
         invocation: dict[str, Any] | None = None
@@ -184,18 +178,18 @@ class Desk:
         account = CallAccount()
         try:
             with open_account(partial(self._ledger.ask, row.id)) as account, held.scope:
-                result = await (self._call if target is None else target.call)(request, on_progress)
+                result = await (target or self._supervisor).make(request)
                 outcome, value, invocation = Outcome("ok", "call", ""), result.value, result.invocation
                 answer = CallAnswer(200, {"id": row.id, "value": value, "invocation": invocation})
             if answer is None:
                 outcome = _CANCELLED if held.deleted else _GIVEN_UP
-                answer = CallAnswer(STATUS["cancelled"], outcome_error(outcome, id=row.id))
+                answer = failed(outcome, id=row.id)
         except (PluginError, PluginFailure) as error:
             outcome, invocation = error.outcome, error.invocation
             answer = failed_answer(row.id, error)
         except UnknownPlugin as unknown:  # it was removed meanwhile
             outcome = Outcome("launch_failed", "call", str(unknown), "unknown_plugin")
-            answer = CallAnswer(404, outcome_error(outcome, id=row.id))
+            answer = failed(outcome, id=row.id)._replace(status=404)
         except LedgerUnusable as unusable:
             outcome, answer = _not_asked(row.id, unusable)
         except trio.Cancelled:
@@ -208,7 +202,7 @@ class Desk:
             body: str | None = None
             with trio.CancelScope(shield=True):
                 output = await off_loop_if_large(digest, value) if outcome.code == "ok" else Digest()
-                hiders.append(self._secrets(request))  # they may have changed meanwhile
+                hiders.append(self._secrets(row.plugin, target))  # they may have changed meanwhile
                 keeps = row.key is not None and account.asked is not None
                 if keeps and answer is not None and not await _tells(answer, hiders):
                     body = await off_loop_if_large(json.dumps, [answer.status, answer.document])
@@ -217,20 +211,8 @@ class Desk:
             self._metrics.call(row.plugin, outcome.code, outcome.cause, time.monotonic() - began)
         return answer
 
-    async def _call(self, request: DoorCall, on_progress: OnProgress | None) -> Result:
-        return await self._supervisor.call(
-            request.plugin,
-            request.tool,
-            request.input,
-            kind=request.kind,
-            seconds=request.seconds,
-            context=request.context,
-            on_progress=on_progress,
-            caller=request.caller,
-        )
-
-    def _secrets(self, request: DoorCall) -> Secrets:
-        return self._roster.secrets(request.plugin) if request.target is None else request.target.secrets()
+    def _secrets(self, plugin: str, target: CallTarget | None) -> Secrets:
+        return self._roster.secrets(plugin) if target is None else target.secrets()
 
     async def abandon(self, row: InvocationRow) -> None:
         """End a call that was accepted, if it was not made."""
@@ -262,7 +244,7 @@ def _not_asked(call: str, unusable: LedgerUnusable) -> tuple[Outcome, CallAnswer
     message = f"{_UNRECORDED}: {unusable}"
     refused = Refused(503, "ledger", message, unusable.hint, retry_after=5, more={"id": call})
     outcome = Outcome("internal", "call", message, "ledger", unusable.hint)
-    return outcome, CallAnswer(refused.status, refused.document(), refused.headers())
+    return outcome, refused_answer(refused)
 
 
 async def off_loop_if_large(function: Callable[[Any], Value], value: Any) -> Value:
@@ -303,12 +285,20 @@ def _earlier(row: InvocationRow) -> CallAnswer:
     return CallAnswer(status, document, replayed)
 
 
+def failed(outcome: Outcome, **more: Any) -> CallAnswer:
+    """`more`: further keys of the document."""
+    return CallAnswer(STATUS[outcome.code], outcome_error(outcome, **more))
+
+
+def refused_answer(refused: Refused) -> CallAnswer:
+    return CallAnswer(refused.status, refused.document(), refused.headers())
+
+
 def failed_answer(call: str, error: PluginError | PluginFailure) -> CallAnswer:
     more: dict[str, Any] = {"id": call, "invocation": error.invocation}
     if isinstance(error, PluginError):
         more["data"] = error.data
     more |= getattr(error, "also", {})
-    document = outcome_error(error.outcome, **more)
     after = getattr(error, "retry_after", None)
     headers = {} if after is None else {"Retry-After": str(max(1, round(after)))}
-    return CallAnswer(STATUS[error.outcome.code], document, headers)
+    return failed(error.outcome, **more)._replace(headers=headers)

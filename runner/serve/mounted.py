@@ -12,10 +12,10 @@ from typing import Any, Protocol
 import trio
 
 from runner.ledger.ledger import Ledger
-from runner.lifecycle.supervisor import Supervisor
 from runner.protocol.dialect import Notice, Progress
 from runner.serve.desk import Desk
 from runner.serve.door import Message, Receive, Send
+from runner.serve.plugins import DoorPlugins
 from runner.serve.refusal import Refused
 from runner.serve.roster import Roster
 from sandbox.speed.value import NamedTuple
@@ -24,7 +24,7 @@ from sandbox.speed.value import NamedTuple
 class DaemonParts(NamedTuple):
     """What a daemon shares with it."""
 
-    supervisor: Supervisor
+    supervisor: DoorPlugins
     desk: Desk
     roster: Roster
     ledger: Ledger

@@ -76,7 +76,7 @@ class Roster:
 
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: Supervisor | None,
         ledger: Ledger | None,
         paths: tuple[str, ...],
         policy: str | None,
@@ -91,11 +91,11 @@ class Roster:
         holds: HoldRecord | None = None,
         given: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """`ledger`: None if no changes are recorded. `chosen`: whether a plugin of the configuration is
-        wanted, by its name. `services`: what a plugin may ask for. `names`: the file that remembers who has
-        which name. `folders`, `given`: who has it, and what each gets, by settings of the caller's own, in
-        tables [plugins.NAME]. `holds`: what was stopped or in quarantine before; None: nothing is
-        remembered."""
+        """`supervisor`: None if the plugins run elsewhere. `ledger`: None if no changes are recorded.
+        `chosen`: whether a plugin of the configuration is wanted, by its name. `services`: what a plugin may
+        ask for. `names`: the file that remembers who has which name. `folders`, `given`: who has it, and what
+        each gets, by settings of the caller's own, in tables [plugins.NAME]. `holds`: what was stopped or in
+        quarantine before; None: nothing is remembered."""
         self._supervisor = supervisor
         self._chosen = chosen
         self._services = services
@@ -262,13 +262,13 @@ class Roster:
             verb = "start" if hold == "stopped" else "reset"
             how = f"runner ctl {verb} {source.name} ends that"
             self._say(f"{source.name} is {hold}, as before: {reason}; {how}")
-        await self._supervisor.replace(spec)
+        await self.supervisor_of(spec.name).replace(spec)
 
     async def _remove(self, name: str) -> None:
         entry = self._entries.pop(name)
         self._judgements.pop(name, None)
         await self._note(name, {"change": "removed"})
-        await self._supervisor.remove(name)
+        await self.supervisor_of(name).remove(name)
         self._bus.retract(entry.source.plugin.id)
 
     def _offer(self, entry: _Entry) -> None:
@@ -278,7 +278,7 @@ class Roster:
 
         async def ask(call: Call) -> Any:
             try:
-                called = self._supervisor.call(
+                called = self.supervisor_of(source.name).call(
                     source.name, call.name, call.input, kind=call.kind, caller=_PLUGINS
                 )
                 return (await called).value
@@ -316,6 +316,11 @@ class Roster:
 
     def sources(self) -> list[PluginSource]:
         return [entry.source for entry in self._entries.values()]
+
+    def supervisor_of(self, name: str) -> Supervisor:
+        """Who starts, ends and reads a plugin. Raises Refused if nobody does so here."""
+        assert self._supervisor is not None  # else this is overridden
+        return self._supervisor
 
     def knows(self, name: str) -> bool:
         return name in self._entries

@@ -33,19 +33,20 @@ from runner.ledger.rows import (
 from runner.ledger.sqlite_file import DatabaseUnusable
 from runner.lifecycle.exceptions import UnknownPlugin
 from runner.lifecycle.feed import LineTimes
-from runner.lifecycle.supervisor import Supervisor
+from runner.protocol.calls import CallRequest
 from runner.serve.alerts import Alerts
 from runner.serve.answers import Json, read_document, read_moment, read_most
 from runner.serve.calling import answer_call, read_seconds, with_headers
 from runner.serve.control.database import ControlRefusal
 from runner.serve.deliveries import Deliveries, delivery_of, posted_id, type_of, verdict_of
-from runner.serve.desk import Desk, DoorCall
+from runner.serve.desk import Desk
 from runner.serve.event_stream import Emit, EventStream
 from runner.serve.metrics import CONTENT_TYPE, LedgerGauges, Metrics
 from runner.serve.mounted import Mounted
 from runner.serve.openapi import OPERATIONS, Operation, RoutePart, document
 from runner.serve.page.page import Page
 from runner.serve.peer import PAGE, VISITOR, is_local, org_of
+from runner.serve.plugins import DoorPlugins
 from runner.serve.refusal import STATUS, Refused, outcome_error
 from runner.serve.roster import Roster
 from runner.serve.sources import SourceFault
@@ -64,7 +65,7 @@ _Handler = Callable[[Request], Awaitable[Response]]
 class Routes:
     def __init__(
         self,
-        supervisor: Supervisor,
+        supervisor: DoorPlugins,
         ledger: Ledger,
         desk: Desk,
         deliveries: Deliveries,
@@ -293,15 +294,18 @@ class Routes:
         return Json({"tools": await self._supervisor.tools(request.path_params["name"])})
 
     async def start(self, request: Request) -> Response:
-        await self._supervisor.start(request.path_params["name"])
+        name = request.path_params["name"]
+        await self._roster.supervisor_of(name).start(name)
         return Json(self._described(request))
 
     async def stop(self, request: Request) -> Response:
-        await self._supervisor.stop(request.path_params["name"])
+        name = request.path_params["name"]
+        await self._roster.supervisor_of(name).stop(name)
         return Json(self._described(request))
 
     async def reset(self, request: Request) -> Response:
-        await self._supervisor.reset(request.path_params["name"])
+        name = request.path_params["name"]
+        await self._roster.supervisor_of(name).reset(name)
         return Json(self._described(request))
 
     async def reload(self, request: Request) -> Response:
@@ -310,14 +314,15 @@ class Routes:
 
     async def logs(self, request: Request) -> Response:
         name, times = request.path_params["name"], LineTimes()
+        supervisor = self._roster.supervisor_of(name)
         with_times = request.query_params.get("times") in ("1", "true")
         if with_times:
-            text = "".join(map(times.write, self._supervisor.log_lines(name)))
+            text = "".join(map(times.write, supervisor.log_lines(name)))
         else:
-            text = self._supervisor.logs(name)
+            text = supervisor.logs(name)
         if request.query_params.get("follow") not in ("1", "true"):
             return Response(text, media_type="text/plain; charset=utf-8")
-        feed = self._supervisor.follow(name)
+        feed = supervisor.follow(name)
 
         async def produce(emit: Emit) -> None:
             await emit("log", {"text": text})
@@ -507,7 +512,7 @@ def _only_own(request: Request) -> str | None:
     return None if is_local(caller) else caller
 
 
-async def _call_request(request: Request) -> DoorCall:
+async def _call_request(request: Request) -> CallRequest:
     given = await read_document(request)
     if strays := sorted(given.keys() - {"tool", "input", "kind", "context"}):
         raise Refused(400, "invalid_body", f"the body has the unknown key {strays[0][:60]!a}")
@@ -521,7 +526,7 @@ async def _call_request(request: Request) -> DoorCall:
         or len(kind or "") > _MOST_KIND
     ):
         raise Refused(400, "invalid_body", "kind has to be a text, and context an object")
-    asked = DoorCall(request.path_params["name"], tool, given.get("input"), kind, context=context)
+    asked = CallRequest(request.path_params["name"], tool, given.get("input"), kind, context=context)
     return with_headers(request, asked)
 
 

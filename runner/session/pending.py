@@ -13,12 +13,11 @@ from typing import Any
 import trio
 
 from runner.outcome import Outcome, Phase
+from runner.protocol.calls import OnProgress
 from runner.protocol.dialect import Refusal, Reply, Violation
 from runner.session.outbox import QueuedFrame
 from sandbox.spec import Limits
 from sandbox.speed.value import NamedTuple
-
-OnProgress = Callable[[Mapping[str, Any]], None]
 
 # KeyboardInterrupt is raised at a checkpoint only. Inside trio.Event.wait it would leave the task registered
 # with the event, and setting the event would wake the task from whatever else it waits for by then.

@@ -22,10 +22,11 @@ from runner.exceptions import PluginError, PluginFailure
 from runner.launch.stages import Invocation
 from runner.outcome import Outcome, with_outcome
 from runner.plugin import Plugin
-from runner.protocol.dialect import CallEnd, Identity
+from runner.protocol.calls import CallResult, OnProgress
+from runner.protocol.dialect import CallEnd
 from runner.session import account
 from runner.session.backlog import Backlog
-from runner.session.pending import OnProgress, at_checkpoints, first_of
+from runner.session.pending import at_checkpoints, first_of
 from runner.session.prepared import GIVEN_UP, PreparedCall, read_plugin
 from runner.session.session import Session
 from runner.session.state import CLOSED
@@ -40,16 +41,6 @@ class PoolKeys(NamedTuple):
 
     share: Key  # calls with the same key share one limit on the number of processes
     process: Key  # calls with the same key may use the same process
-
-
-class PreparedResult(NamedTuple):
-    """The answer of a prepared call, and what is known about the call."""
-
-    value: Any
-    identity: Identity
-    invocation: dict[str, Any] | None  # the contract's own record of it
-    report: dict[str, Any] | None  # None: its process lives on
-    stderr: str
 
 
 class SharingRules(NamedTuple):
@@ -103,7 +94,7 @@ class Pool:
         self.report: dict[str, Any] | None = None  # of the process that ended last
 
     @at_checkpoints
-    async def call(self, prepared: PreparedCall, on_progress: OnProgress | None = None) -> PreparedResult:
+    async def call(self, prepared: PreparedCall, on_progress: OnProgress | None = None) -> CallResult:
         """Raises PluginError and PluginFailure, with the record of the call."""
         process: PooledProcess | None = None
         try:
@@ -128,12 +119,13 @@ class Pool:
         if shared and not process.is_leaving:
             process.is_busy = False
             account.enter(record, None, session.stderr)
-            return PreparedResult(value, identity, record, None, session.stderr)
+            return CallResult(value, identity, {}, session.stderr, record)
         process.end()
         if not shared:
             await process.done.wait()
         account.enter(record, session.report, session.stderr)
-        return PreparedResult(value, identity, record, _with_record(session.report, record), session.stderr)
+        report = _with_record(session.report, record) or {}
+        return CallResult(value, identity, report, session.stderr, record)
 
     # --- processes ----------------------------------------------------------------------------------------
 

@@ -44,13 +44,17 @@ GIVEN_UP = Outcome("cancelled", "call", "the caller gave the call up", "given_up
 
 class PreparedCall(NamedTuple):
     invocation: Invocation  # with the options of this call
-    call: Call  # completed: what the dialect sends
     plugin: Plugin  # as in the manifest, before the options chose an export
     prepared: Prepared
     secrets: Secrets  # none of these texts may be shown
     began: float  # when the call was accepted: seconds since 1970
     accepted: float  # the same on the monotonic clock
     deadline: Deadline = Deadline()  # set when trio runs
+
+    @property
+    def call(self) -> Call:
+        """Completed: what the dialect sends."""
+        return self.prepared.call
 
     @property
     def contract(self) -> Contract:
@@ -155,7 +159,6 @@ def _complete(
 ) -> PreparedCall:
     return PreparedCall(
         invocation._replace(options=tuple(prepared.options.items())),
-        prepared.call,
         plugin,
         prepared,
         Secrets({**given, **prepared.secrets}),

@@ -19,6 +19,7 @@ from runner.launch.remote.messages import Audited, MonitorEnd, Terms
 from runner.launch.remote.remote_cell import RemoteCell
 from runner.launch.verdict import is_lifted
 from runner.outcome import Advice, Outcome, Phase, advice_of_calls, has_failed, with_outcome
+from runner.protocol.calls import OnProgress
 from runner.protocol.dialect import (
     AHEAD_OF_REQUESTS,
     NEVER_SENT,
@@ -43,7 +44,7 @@ from runner.protocol.service_guard import ServiceGuard
 from runner.session import account, verdict
 from runner.session.backlog import Backlog
 from runner.session.outbox import QueuedFrame
-from runner.session.pending import Deadline, OnProgress, Waiter, at_checkpoints
+from runner.session.pending import Deadline, Waiter, at_checkpoints
 from runner.session.prepared import GIVEN_UP
 from runner.session.record import exit_section, without_verdict
 from runner.session.shutdown import Shutdown, await_answer

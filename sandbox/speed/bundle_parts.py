@@ -99,7 +99,7 @@ _NAMES = {
         sandbox.streams.endpoints runner.cli.live.output sandbox.plan sandbox.plan.layers sandbox.plan.plan
         runner.launch.failures runner.launch.verdict runner.session runner.session.verdict
         runner.protocol.secrets runner.session.record runner.protocol.memory runner.session.outbox
-        runner.session.pending runner.protocol.bus runner.protocol.host_services
+        runner.protocol.calls runner.session.pending runner.protocol.bus runner.protocol.host_services
         runner.protocol.service_guard runner.launch.remote.pipe
         runner.launch.remote.remote_cell runner.protocol.ambiguity runner.protocol.jsonrpc
         runner.protocol.rpc_dialect

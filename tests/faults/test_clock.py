@@ -8,7 +8,7 @@ import pytest
 
 from runner.ledger.file import LedgerFile, open_file
 from runner.ledger.retry import Schedule, longest_pause
-from runner.ledger.rows import UNKNOWN, Accepted, Delivery, EndOfCall, digest
+from runner.ledger.rows import UNKNOWN, Delivery, EndOfCall, InvocationRow
 from tests.tables import check_rows
 
 NOW = 1.8e9
@@ -21,7 +21,7 @@ def test_a_call_in_flight_has_one_outcome(tmp_path: Path, kill: bool) -> None:
         clock = [NOW]
         path = str(tmp_path / f"{name} {kill}" / "ledger.db")
         file = open_file(path, clock=lambda: clock[0])
-        call = Accepted("one", "demo", "tool", "tool", "uid:1", digest(1), "unknown", "key")
+        call = InvocationRow("one", "demo", "tool", "tool", "uid:1", "key")
         file.do(LedgerFile.accept, call)
         file.do(LedgerFile.ask, "one", NOW)
         clock[0] += jump

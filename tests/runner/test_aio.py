@@ -66,9 +66,9 @@ AWAITED |= {f"Supervisor.{name}" for name in ("add", "plugins", "subscribe", "lo
 # Names of the trio library that are of use only on trio.
 ONLY_ON_TRIO = {
     "SnapshotBus": {"join", "find_action", "awaited", "offer", "retract"},
-    "OpenPlugin": {"begin_call", "call_for_result", "on_stderr", "over", "parked", "pid"},
+    "OpenPlugin": {"begin_call", "make", "on_stderr", "over", "parked", "pid"},
     "Services": {"offered"},
-    "Supervisor": {"close", "deliver_notices", "end_feeds"},
+    "Supervisor": {"close", "deliver_notices", "end_feeds", "make"},
     "BoundedFeed": {"tell"},
 }
 

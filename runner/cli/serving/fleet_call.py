@@ -54,18 +54,13 @@ async def _submit(
     address: FleetAddress, name: str, document: dict[str, Any], seconds: float | None, given: dict[str, str]
 ) -> tuple[int, Any]:
     from runner.fleet.client import new_call, open_client
+    from runner.protocol.calls import CallRequest
 
     async with open_client(address) as fleet:
         plugin = await fleet.find(name)
-        call = new_call(
-            plugin.name,
-            document["tool"],
-            document["input"],
-            kind=document["kind"],
-            seconds=seconds,
-            context=document["context"],
-            call=given.get("--key"),
-        )
+        tool, value, kind, context = (document[key] for key in ("tool", "input", "kind", "context"))
+        request = CallRequest(plugin.name, tool, value, kind, seconds, context)
+        call = new_call(request, call=given.get("--key"))
         if "--no-wait" in given:
             await fleet.submit(plugin, call)
             return 202, {"id": call.id}

@@ -17,6 +17,7 @@ from runner.contracts.registry import find_contract
 from runner.ledger.file import LedgerFile
 from runner.ledger.ledger import Ledger
 from runner.ledger.rows import DeliveryRow
+from runner.protocol.calls import CallRequest
 from runner.serve.answers import Json, read_document
 from runner.serve.calling import answer_call, with_headers
 from runner.serve.control.bindings import ControlBindings
@@ -27,7 +28,7 @@ from runner.serve.control.events import event_id, read_event, subscribers
 from runner.serve.control.records import read_query
 from runner.serve.control.running import PREFIX, BindingCall, LiveBinding, RunningBindings
 from runner.serve.deliveries import Deliveries
-from runner.serve.desk import Desk, DoorCall
+from runner.serve.desk import Desk
 from runner.serve.openapi import Operation, Parameter, Schema
 from runner.serve.refusal import Refused
 
@@ -218,15 +219,11 @@ class RunningRoutes:
         if caller.org and self._desk.calls_of(caller.name) >= _MOST_CALLS:
             message = f"the org has {_MOST_CALLS} calls in flight, which is the most"
             raise Refused(429, "overloaded", message, "come back later", retry_after=1)
-        call = DoorCall(
-            live.name,
-            live.row.export,
-            given.get("input"),
-            live.row.kind,
-            context=given.get("context"),
-            target=BindingCall(self._running, live),
+        call = CallRequest(
+            live.name, live.row.export, given.get("input"), live.row.kind, context=given.get("context")
         )
-        return await answer_call(self._desk, request, with_headers(request, call))
+        target = BindingCall(self._running, live)
+        return await answer_call(self._desk, request, with_headers(request, call), target)
 
     async def select(self, request: Request) -> Response:
         given = await read_document(request)

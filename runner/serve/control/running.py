@@ -25,7 +25,6 @@ from runner.ledger.file import Attempt, LedgerFile
 from runner.ledger.ledger import Ledger
 from runner.ledger.rows import BINDING, NOT_STARTED, UNKNOWN, Effect
 from runner.ledger.sqlite_file import DatabaseUnusable
-from runner.library import Result
 from runner.lifecycle.exceptions import Unavailable, UnknownPlugin
 from runner.lifecycle.spec import Spec
 from runner.lifecycle.supervisor import Supervisor
@@ -33,6 +32,7 @@ from runner.outcome import Outcome
 from runner.package.fault import PackageFault
 from runner.package.listing import list_package
 from runner.plugin import Plugin
+from runner.protocol.calls import CallRequest, CallResult, OnProgress
 from runner.protocol.dialect import Call, CallEnd, Refusal
 from runner.protocol.host_services import Services
 from runner.protocol.secrets import Secrets
@@ -42,7 +42,7 @@ from runner.serve.control.discovery import effective
 from runner.serve.control.packages import plugin_at
 from runner.serve.control.records import record_row
 from runner.serve.control.settings import ControlSettings, OrgApiGateway
-from runner.serve.desk import DoorCall, OnProgress, off_loop_if_large
+from runner.serve.desk import off_loop_if_large
 from runner.serve.refusal import Refused
 from runner.session.account import CallAccount, open_account
 from runner.session.prepared import GIVEN_UP
@@ -176,7 +176,7 @@ class RunningBindings:
 
     # --- calls ----------------------------------------------------------------------------------------------
 
-    async def call(self, made: BindingCall, request: DoorCall, on_progress: OnProgress | None) -> Result:
+    async def make(self, made: BindingCall, request: CallRequest) -> CallResult:
         """Make a call. From before it looks at the binding it can be cancelled by `run`."""
         calls = self._calls.setdefault(made.binding, [])
         calls.append(made)
@@ -191,15 +191,8 @@ class RunningBindings:
                 await trio.to_thread.run_sync(self._require_unchanged, bound.package)
                 loaded = self._load(bound)
                 try:
-                    return await self._supervisor.call(
-                        loaded.name,
-                        bound.row.export,
-                        request.input,
-                        seconds=request.seconds,
-                        context=request.context,
-                        on_progress=on_progress,
-                        caller=request.caller,
-                    )
+                    asked = request._replace(plugin=loaded.name, tool=bound.row.export, kind=None)
+                    return await self._supervisor.make(asked)
                 except (Unavailable, UnknownPlugin):  # it has not begun
                     if self._loaded.get(made.binding) is loaded:
                         raise
@@ -248,7 +241,7 @@ class RunningBindings:
             for each in self._calls.get(row.id, ()):
                 if each.id == call:
                     await each.hold(token)
-                    return each.caller
+                    return each.request.caller
             return None
 
         return BindingApiGateway(row.id, find, hold, self._ledger)
@@ -334,7 +327,7 @@ class RunningBindings:
 
 
 class BindingCall:
-    """One call by a binding: the target of a DoorCall."""
+    """One call by a binding: its target at the desk."""
 
     def __init__(self, running: RunningBindings, bound: LiveBinding) -> None:
         self.bound = bound  # as it was when it was looked at last
@@ -349,8 +342,7 @@ class BindingCall:
         self._scope = trio.CancelScope()
         self._account: CallAccount | None = None
         self.id, self._input_bytes = "", 0
-        self._context: Mapping[str, Any] = {}
-        self.caller = ""
+        self.request = CallRequest(bound.name, bound.row.export, kind=bound.row.kind)
         self._with_token: Secrets | None = None  # the binding's, and the token that was made for this call
 
     def accept(self, call: str, input_bytes: int) -> None:
@@ -370,16 +362,16 @@ class BindingCall:
             self._account.reason = DISABLED
         self._scope.cancel()
 
-    async def call(self, request: DoorCall, on_progress: OnProgress | None) -> Result:
+    async def make(self, request: CallRequest) -> CallResult:
         """Make the call, once. Raises PluginError, PluginFailure and DatabaseUnusable. Its record is in the
         database when this returns or raises."""
         end = CallEnd(GIVEN_UP, began=time.time())
-        request = request._replace(context={**(request.context or {}), "invocation_id": self.id})
-        self._context, self.caller = request.context or {}, request.caller
-        result: Result | None = None
+        context = {**(request.context or {}), "invocation_id": self.id}
+        self.request = request._replace(context=context, on_progress=self._hiding(request.on_progress))
+        result: CallResult | None = None
         try:
             with open_account() as self._account, self._scope:
-                result = await self._running.call(self, request, self._hiding(on_progress))
+                result = await self._running.make(self, self.request)
             if result is None and self._account.invocation is None:  # it has not begun
                 raise _refusal(self.binding, "it was disabled meanwhile")
             if result is None:
@@ -410,7 +402,7 @@ class BindingCall:
             return self._account.invocation
         bound = self.bound
         scope = {"org_id": bound.row.org} | ({"project_id": bound.row.project} if bound.row.project else {})
-        ids = {**self._context, **scope, "invocation_id": self.id}
+        ids = {**(self.request.context or {}), **scope, "invocation_id": self.id}
         call = Call(bound.row.kind, bound.row.export, None, ids)
         found = self._contract.record(
             bound.plugin, call, end._replace(ended=end.ended or time.time()), bound.options

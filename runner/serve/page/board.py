@@ -26,11 +26,11 @@ from runner.ledger.file import MOST_DEAD, DeadHook, LedgerFile, LedgerUnusable
 from runner.ledger.ledger import Ledger
 from runner.ledger.rows import BINDING, AuditRow, InvocationRow
 from runner.lifecycle.spec import Status
-from runner.lifecycle.supervisor import Supervisor
 from runner.protocol.dialect import Notice, Progress
 from runner.serve.desk import Desk
 from runner.serve.metrics import BINDINGS, LiveUsage, Metrics, usage_below
 from runner.serve.peer import VISITOR
+from runner.serve.plugins import DoorPlugins
 from runner.serve.roster import Roster
 from sandbox.speed.value import NamedTuple
 
@@ -60,7 +60,7 @@ class Sample(NamedTuple):
 
 class Board:
     def __init__(
-        self, supervisor: Supervisor, ledger: Ledger, desk: Desk, roster: Roster, metrics: Metrics
+        self, supervisor: DoorPlugins, ledger: Ledger, desk: Desk, roster: Roster, metrics: Metrics
     ) -> None:
         self._supervisor, self._ledger, self._desk = supervisor, ledger, desk
         self._roster, self._metrics = roster, metrics
@@ -255,7 +255,7 @@ class Board:
         """The last that a plugin in quarantine has said."""
         if status.state != "quarantined" or "logs" not in self._roster.actions:
             return ""
-        return _end(self._supervisor.logs(status.name))
+        return _end(self._roster.supervisor_of(status.name).logs(status.name))
 
     def _denials(self) -> list[dict[str, Any]]:
         """What plugins asked for and do not get, with the command that allows it."""

@@ -10,16 +10,17 @@ from typing import Any
 
 import trio
 
-from runner.fleet.client import FleetClient, FleetPlugin, new_call, open_client
+from runner.fleet import client
+from runner.fleet.client import FleetClient, FleetPlugin, open_client
 from runner.fleet.connection import connect, read_address
 from runner.fleet.crossing import AsyncioThread, end_tasks, open_asyncio_thread
 from runner.fleet.messages import FleetCall
 from runner.fleet.worker import FleetWorker, WorkerOptions
-from runner.fleet.worker_plugins import Hold, Offer, OnAsk, OnProgress, Performed
+from runner.fleet.worker_plugins import Hold, Offer, OnAsk, Performed, unperformed
 from runner.ledger.retry import Schedule
 from runner.outcome import Outcome
+from runner.protocol.calls import CallRequest, OnProgress
 from runner.serve.desk import CallAnswer
-from runner.serve.refusal import STATUS, outcome_error
 
 _ACT_SECONDS = 120
 QUICK = Schedule(attempts=3, first_seconds=0.01, jitter=0.0)
@@ -85,10 +86,23 @@ class Functions:
         finally:
             self.at_once -= 1
         if self.outcome is not None:
-            answer = CallAnswer(STATUS[self.outcome.code], outcome_error(self.outcome, id=call.id))
-            return Performed(answer, self.outcome, self.fate, asked=self.asks)
+            return unperformed(call.id, self.outcome, self.fate)._replace(asked=self.asks)
         document = {"id": call.id, "value": [caller, call.tool, call.input], "invocation": None}
         return Performed(CallAnswer(200, document), Outcome("ok", "call", ""))
+
+
+def new_call(
+    plugin: str,
+    tool: str,
+    given: Any = None,
+    *,
+    kind: str | None = None,
+    seconds: float | None = None,
+    call: str | None = None,
+    retry: bool = True,
+) -> FleetCall:
+    request = CallRequest(plugin, tool, given, kind, seconds)
+    return client.new_call(request, call=call, retry=retry)
 
 
 class Inside:

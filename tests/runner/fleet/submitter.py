@@ -12,9 +12,10 @@ import os
 import sys
 from typing import Any
 
-from runner.fleet.client import FleetClient, FleetPlugin, new_call, open_client
+from runner.fleet.client import FleetClient, FleetPlugin, open_client
 from runner.fleet.connection import NoFleet, read_address
 from runner.serve.refusal import Refused
+from tests.runner.fleet.inside import new_call
 
 
 async def submit(

@@ -9,10 +9,11 @@ import trio
 
 from runner.exceptions import PluginFailure
 from runner.fleet.client import FleetPlugin
-from runner.fleet.door import FleetSupervisor
+from runner.fleet.door import FleetDoor
 from runner.fleet.library import Fleet, _refusal
 from runner.lifecycle.exceptions import Overloaded
 from runner.outcome import Outcome
+from runner.protocol.calls import CallRequest
 from runner.serve.refusal import Refused
 from runner.session.account import open_account
 from tests.tables import check_rows
@@ -37,17 +38,17 @@ class _Answers:
     def __init__(self, outcome: Outcome) -> None:
         self._outcome = outcome
 
-    async def call(self, *args: Any, **named: Any) -> Any:
+    async def make(self, *args: Any, **named: Any) -> Any:
         raise PluginFailure(self._outcome)
 
 
 def test_which_calls_a_plugin_was_asked_about() -> None:
     async def ask(outcome: Outcome, tool: str) -> bool:
         async with trio.open_nursery() as nursery:
-            door = FleetSupervisor(nursery, cast(Fleet, _Answers(outcome)))
+            door = FleetDoor(nursery, cast(Fleet, _Answers(outcome)))
             door.known["it"] = FleetPlugin("it", "d", durable=("hook",))
             with open_account() as account, pytest.raises(PluginFailure):
-                await door.call("it", tool)
+                await door.make(CallRequest("it", tool))
             door.end_feeds()
         return account.asked is not None
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from runner.fleet.client import FleetClient, new_call, open_client
+from runner.fleet.client import FleetClient, open_client
 from runner.fleet.clock import FleetClock, read_clock
 from runner.fleet.connection import NoFleet, connect, read_address
 from runner.fleet.worker import FleetWorker, WorkerOptions
 from runner.serve.refusal import Refused
 from tests.runner.fleet.bus import Bus
-from tests.runner.fleet.inside import Functions, Inside, inside
+from tests.runner.fleet.inside import Functions, Inside, inside, new_call
 from tests.runner.fleet.test_worker import shelf
 from tests.tables import check_rows
 

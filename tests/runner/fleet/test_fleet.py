@@ -16,12 +16,13 @@ import pytest
 import trio
 
 from runner.exceptions import PluginFailure
-from runner.fleet.client import FleetClient, new_call
+from runner.fleet.client import FleetClient
 from runner.fleet.library import open_fleet
 from runner.outcome import EXIT
 from tests.conftest import ROOT, Caller
 from tests.runner.contracts.ainb.canaries import PAIR, put_pair
 from tests.runner.fleet.bus import Bus, ask, working
+from tests.runner.fleet.inside import new_call
 from tests.runner.serve.served import Served, serving
 from tests.runner.serve.shelf import SHARES, Shelved, put_example
 from tests.tables import wait_for

@@ -13,7 +13,7 @@ import trio
 from nats.aio.msg import Msg
 
 from runner.fleet import connection, names, operate
-from runner.fleet.client import _answer_of, new_call, plugins_of, presence_of
+from runner.fleet.client import _answer_of, plugins_of, presence_of
 from runner.fleet.connection import FleetAddress, NoFleet, read_address
 from runner.fleet.crossing import open_asyncio_thread
 from runner.fleet.entries import FleetLedger, decode_entry
@@ -22,7 +22,7 @@ from runner.outcome import Outcome
 from runner.serve.desk import CallAnswer
 from runner.serve.refusal import Refused
 from tests.runner.fleet.bus import Bus
-from tests.runner.fleet.inside import Inside, inside
+from tests.runner.fleet.inside import Inside, inside, new_call
 from tests.runner.fleet.test_worker import put_entry, quick, shelf
 
 __all__ = ["quick"]

@@ -10,14 +10,14 @@ import pytest
 from nats.aio.msg import Msg
 
 from runner.fleet import names, operate
-from runner.fleet.client import FleetPlugin, WorkerHold, new_call, presence_of
+from runner.fleet.client import FleetPlugin, WorkerHold, presence_of
 from runner.fleet.messages import FleetCall, encode_call
 from runner.fleet.worker_plugins import Hold, Offer
 from runner.lifecycle.feed import LOG_BYTES
 from runner.outcome import Outcome
 from runner.serve.refusal import Refused
 from tests.runner.fleet.bus import Bus
-from tests.runner.fleet.inside import Functions, Inside, inside, known
+from tests.runner.fleet.inside import Functions, Inside, inside, known, new_call
 from tests.runner.fleet.test_worker import quick, shelf
 
 __all__ = ["quick"]

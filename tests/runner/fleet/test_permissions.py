@@ -15,14 +15,14 @@ import trustme
 from nats.aio.client import Client as NatsClient
 
 from runner.fleet import names, operate
-from runner.fleet.client import new_call, open_client
+from runner.fleet.client import open_client
 from runner.fleet.connection import NoFleet, connect, read_address
 from runner.fleet.crossing import AsyncioThread, open_asyncio_thread
 from runner.fleet.worker import FleetWorker, WorkerOptions
 from sandbox.document.diagnostic import DocumentError
 from tests.conftest import ROOT
 from tests.runner.fleet.bus import Bus, bus_in
-from tests.runner.fleet.inside import Functions
+from tests.runner.fleet.inside import Functions, new_call
 
 pytestmark = pytest.mark.needs("nats")
 CONF = (ROOT / "policies/nats/fleet.conf").read_text()

@@ -14,13 +14,13 @@ import pytest
 from nats.aio.msg import Msg
 
 from runner.fleet import names, operate
-from runner.fleet.client import FleetClient, new_call
+from runner.fleet.client import FleetClient
 from runner.fleet.connection import NoFleet, connect, read_address, tells_full_disk, words_of
 from runner.fleet.messages import encode_call
 from runner.fleet.streams import FleetSizes, get_direct, store_words, stream_configs
 from runner.serve.refusal import Refused
 from tests.runner.fleet.bus import Bus, bus_in
-from tests.runner.fleet.inside import Functions, Inside, inside
+from tests.runner.fleet.inside import Functions, Inside, inside, new_call
 from tests.runner.fleet.test_worker import shelf
 
 pytestmark = pytest.mark.needs("nats")

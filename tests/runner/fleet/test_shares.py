@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from runner.fleet import names, operate
-from runner.fleet.client import FleetClient, new_call, open_client
+from runner.fleet.client import FleetClient, open_client
 from runner.fleet.connection import read_address
 from runner.fleet.shares import DEAD, LEDGER, FleetShares, added_to, decode_counts
 from runner.fleet.streams import FleetSizes
 from runner.serve.desk import CallAnswer
 from tests.runner.fleet.bus import bus_in
-from tests.runner.fleet.inside import Functions, Inside, inside
+from tests.runner.fleet.inside import Functions, Inside, inside, new_call
 
 
 def test_what_is_counted_and_when_it_is_forgotten() -> None:

@@ -15,13 +15,13 @@ import pytest
 from nats.aio.msg import Msg
 
 from runner.fleet import names, operate
-from runner.fleet.client import FleetClient, new_call
+from runner.fleet.client import FleetClient
 from runner.fleet.entries import FleetLedger, LedgerEntry
 from runner.fleet.messages import FleetCall, encode_call
 from runner.outcome import Outcome
 from runner.serve.refusal import Refused
 from tests.runner.fleet.bus import Bus
-from tests.runner.fleet.inside import Functions, Inside, inside, known
+from tests.runner.fleet.inside import Functions, Inside, inside, known, new_call
 
 pytestmark = pytest.mark.needs("nats")
 

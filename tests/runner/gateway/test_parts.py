@@ -25,7 +25,7 @@ from runner.cli.serving.serve import _gateway
 from runner.exceptions import PluginFailure
 from runner.extras import install_command
 from runner.gateway.audit import AuditedMaker, AuditFile, hide
-from runner.gateway.calls import GatewayCall, Made, SupervisedMaker
+from runner.gateway.calls import SupervisedMaker
 from runner.gateway.catalogue import Catalogue
 from runner.gateway.http import FORGET_SECONDS, MOST_CALLERS, HttpGateway, open_gateway
 from runner.gateway.names import MOST_NAME, plugin_part, public_name, public_uri, split_uri
@@ -37,7 +37,9 @@ from runner.gateway.settings_file import read_settings
 from runner.gateway.tool_source import Lists
 from runner.gateway.translate import Shown, shown
 from runner.outcome import Outcome
+from runner.protocol.calls import CallRequest
 from runner.protocol.dialect import Notice
+from runner.serve.desk import CallAnswer
 from runner.serve.mounted import CannotMount, DaemonParts, Mounted
 from runner.serve.refusal import Refused
 from sandbox.document.diagnostic import DocumentError
@@ -440,18 +442,18 @@ async def test_a_plugin_whose_lists_cost_much_is_asked_rarely(
 @pytest.mark.trio
 async def test_a_call_that_the_audit_cannot_hold(tmp_path: Path) -> None:
     class OneMaker:
-        async def make(self, call: GatewayCall, on_progress: Any) -> Made:
-            return Made("done")
+        async def make(self, call: CallRequest) -> CallAnswer:
+            return CallAnswer(200, {"value": "done"})
 
     file = AuditFile(str(tmp_path / "audit"))
-    call = GatewayCall("p", "t", {}, "tool", "me")
-    assert await AuditedMaker(OneMaker(), file, bodies=False).make(call, None) == Made("done")
+    call = CallRequest("p", "t", {}, "tool", caller="me")
+    assert await AuditedMaker(OneMaker(), file, bodies=False).make(call) == CallAnswer(200, {"value": "done"})
     full = os.open("/dev/full", os.O_WRONLY)
     os.dup2(full, file._fd)
     os.close(full)
-    made = await AuditedMaker(OneMaker(), file, bodies=False).make(call, None)
+    made = await AuditedMaker(OneMaker(), file, bodies=False).make(call)
     os.close(file._fd)
-    assert made.error is not None
+    assert not made.is_ok
     assert made.error["message"] == (
         "the call was made, but it cannot be written to the audit: No space left on device"
     )
@@ -623,14 +625,15 @@ async def test_news_for_a_client_that_does_not_read_are_small(nursery: trio.Nurs
     client: Any
 
     class Chatty:
-        async def make(self, call: GatewayCall, on_progress: Any) -> Made:
+        async def make(self, call: CallRequest) -> CallAnswer:
             for number in range(300):
                 client.hear("one", Notice("log", {"level": "info", "data": "x" * (1 << 20)}))
                 client.hear("one", Notice("log", {"level": "info", "data": [["x" * (1 << 20)], number]}))
                 client.hear("one", Notice("changed", {"resource": "x:" + "y" * (1 << 20)}))
-                on_progress({"progress": number, "message": "x" * (1 << 20)})
+                assert call.on_progress is not None
+                call.on_progress({"progress": number, "message": "x" * (1 << 20)})
             told.append(tracemalloc.get_traced_memory()[0])
-            return Made("done")
+            return CallAnswer(200, {"value": "done"})
 
     client = ClientGateway(catalogue, Chatty(), questions, "me", ClientSettings(), nursery)
     sent: list[Any] = []
@@ -663,11 +666,11 @@ async def test_a_text_whose_call_is_answered_meanwhile_waits_for_the_next_reques
     client: Any
 
     class Refused:
-        async def make(self, call: GatewayCall, on_progress: Any) -> Made:
+        async def make(self, call: CallRequest) -> CallAnswer:
             client.tell("one", "warning", "during")
             await trio.testing.wait_all_tasks_blocked()
             client.tell("one", "warning", "at the end")
-            return Made("done")
+            return CallAnswer(200, {"value": "done"})
 
     client = ClientGateway(catalogue, Refused(), ClientQuestions(), "me", ClientSettings(), nursery)
 

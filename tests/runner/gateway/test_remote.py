@@ -23,15 +23,16 @@ from mcp.server.transport_security import TransportSecuritySettings
 
 from runner.approvals.tools import ToolRecord
 from runner.exceptions import PluginFailure
-from runner.gateway.calls import GatewayCall, Made
 from runner.gateway.catalogue import Catalogue
 from runner.gateway.questions import ClientQuestions, ClientRequest
 from runner.gateway.remote import Ask, RemoteSource
 from runner.gateway.server import ClientGateway
 from runner.gateway.settings import ClientSettings, RemoteSettings
+from runner.protocol.calls import CallRequest
 from runner.protocol.https.fetch import follow
 from runner.protocol.https.request import HttpsRequest, Target
 from runner.protocol.https.response import HttpsResponse
+from runner.serve.desk import CallAnswer
 from sandbox.network.rules import parse_rules
 from sandbox.policy.policy import NetworkRule
 
@@ -86,8 +87,8 @@ async def tracker(*, json_response: bool) -> AsyncIterator[Wire]:
         yield Wire(client)
 
 
-def call(kind: str, name: str, given: Any = None) -> GatewayCall:
-    return GatewayCall("tracker", name, given, kind, "me")
+def call(kind: str, name: str, given: Any = None) -> CallRequest:
+    return CallRequest("tracker", name, given, kind, caller="me")
 
 
 @pytest.mark.trio
@@ -104,23 +105,19 @@ async def test_a_remote_server(tmp_path: Path) -> None:
             assert [each["name"] for each in lists["tools"]] == ["close"]
             assert lists["tools"][0]["inputSchema"]["required"] == ["number"]
             assert [each["uri"] for each in lists["resources"]] == ["issue://one"]
-            made = await remote.make(call("tool", "close", {"number": 7}), None)
-            assert (
-                made.error is None and remote.result("close", made.value)["content"][0]["text"] == "closed 7"
-            )
-            made = await remote.make(call("tool", "close", {"number": -1}), None)
-            assert (
-                made.error is not None and made.error["cause"] == "isError" and made.data["isError"] is True
-            )
-            made = await remote.make(call("prompt", "triage", {"area": "doors"}), None)
+            made = await remote.make(call("tool", "close", {"number": 7}))
+            assert made.is_ok and remote.result("close", made.value)["content"][0]["text"] == "closed 7"
+            made = await remote.make(call("tool", "close", {"number": -1}))
+            assert not made.is_ok and made.error["cause"] == "isError" and made.data["isError"] is True
+            made = await remote.make(call("prompt", "triage", {"area": "doors"}))
             assert made.value["messages"][0]["content"]["text"] == "Sort the issues of doors."
-            read = await remote.make(call("resource", "issue://one"), None)
+            read = await remote.make(call("resource", "issue://one"))
             assert read.value["contents"][0]["text"] == "it is broken"
-            made = await remote.make(call("method", "nothing/known"), None)
-            assert made.error is not None and made.error["code"] == "plugin_error"
+            made = await remote.make(call("method", "nothing/known"))
+            assert not made.is_ok and made.error["code"] == "plugin_error"
             begun = sum(b'"initialize"' in (each.body or b"") for each in wire.seen)
             wire.forget_session = True  # the server was restarted: a new session, and the call is made
-            assert (await remote.make(call("tool", "close", {"number": 8}), None)).error is None
+            assert (await remote.make(call("tool", "close", {"number": 8}))).is_ok
             assert sum(b'"initialize"' in (each.body or b"") for each in wire.seen) == begun + 1
             token.write_text("another-token\n")
             with pytest.raises(PluginFailure, match="refuses the token") as caught:
@@ -240,8 +237,8 @@ async def test_no_answer_ends_the_gateway(tmp_path: Path, monkeypatch: pytest.Mo
                 with pytest.raises(MCPError, match="has no list of messages"):
                     await client.get_prompt("tracker__p", {})
                 for unsendable in ("\ud800", float("nan")):  # the SDK reads both
-                    found = await remote.make(call("tool", "t", {"x": unsendable}), None)
-                    assert found.error is not None and found.error["code"] == "invalid_call"
+                    found = await remote.make(call("tool", "t", {"x": unsendable}))
+                    assert found.error.get("code") == "invalid_call"
                 # One of many parts: each costs the check some 30 µs, and meanwhile nobody else is served.
                 for parts, is_refused in ((300, False), (400, True)):
                     content[:] = [{"type": "text", "text": ""}] * parts
@@ -274,15 +271,15 @@ async def test_what_a_server_sizes_is_bounded(monkeypatch: pytest.MonkeyPatch) -
         answer = {"jsonrpc": "2.0", "id": number, "result": {"content": []}}
         return b"event: message\ndata: " + json.dumps(answer).encode() + b"\n\n"
 
-    async def made_with(body: bytes) -> Made:
+    async def made_with(body: bytes) -> CallAnswer:
         remote = RemoteSource(RemoteSettings("x", URL), RULE, hostile({"tools/call": body}))
-        return await remote.make(call("tool", "t"), None)
+        return await remote.make(call("tool", "t"))
 
     few, many = 1000, 60_000  # each would be parsed by itself
-    assert (await made_with(b'data: {"method": "x"}\n\n' * few + event(2))).error is None
+    assert (await made_with(b'data: {"method": "x"}\n\n' * few + event(2))).is_ok
     for tiny in (b"data:1\n\n", b"\n\n", b"\r\r", b"data:\ndata:1\n\n"):
         refused = (await made_with(tiny * many + event(2))).error
-        assert refused is not None and "more than 100000 lines" in refused["message"], tiny
+        assert "more than 100000 lines" in refused["message"], tiny
     # Pages: all of them together count.
     entry = {"name": "t", "description": "x" * (3 << 20), "inputSchema": {}}
     page = {"tools": [entry], "nextCursor": "more"}
@@ -303,8 +300,8 @@ async def test_what_a_server_sizes_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     outcomes: Counter[str] = Counter()
 
     async def make() -> None:
-        found = await remote.make(call("tool", "t"), None)
-        outcomes["ok" if found.error is None else found.error["code"]] += 1
+        found = await remote.make(call("tool", "t"))
+        outcomes[found.error.get("code", "ok")] += 1
 
     async with trio.open_nursery() as nursery:
         for _ in range(40):

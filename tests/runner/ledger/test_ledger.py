@@ -28,7 +28,6 @@ from runner.ledger.rows import (
     MOST_TEXT,
     NOT_STARTED,
     UNKNOWN,
-    Accepted,
     DeliveriesFull,
     Delivery,
     DeliveryConflict,
@@ -42,9 +41,11 @@ from runner.ledger.rows import (
     has_place,
     hook_id,
     record_of,
+    row_of,
 )
 from runner.ledger.schema import APPLICATION_ID, MIGRATIONS
 from runner.outcome import Outcome
+from runner.protocol.calls import CallRequest
 from sandbox.identity.accounts import is_private_group
 from tests.tables import check_rows
 
@@ -76,8 +77,9 @@ def file(path: str, clock: Clock) -> Iterator[LedgerFile]:
     made.close()
 
 
-def call(name: str, key: str | None = None, effect: Effect = "unknown", given: Any = None) -> Accepted:
-    return Accepted(name, "demo", "echo", "tool", "uid:1000", digest(given), effect, key)
+def call(name: str, key: str | None = None, effect: Effect = "unknown", given: Any = None) -> InvocationRow:
+    request = CallRequest("demo", "echo", given, "tool", caller="uid:1000", key=key)
+    return row_of(name, request, digest(given), effect)
 
 
 # --- calls --------------------------------------------------------------------------------------------------

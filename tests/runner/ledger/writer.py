@@ -15,7 +15,8 @@ import sys
 from typing import Any
 
 from runner.ledger.file import Attempt, LedgerFile, LedgerUnusable, open_file
-from runner.ledger.rows import Accepted, Delivery, Effect, EndOfCall, LedgerRefusal, Verdict, digest
+from runner.ledger.rows import Delivery, Effect, EndOfCall, LedgerRefusal, Verdict, digest, row_of
+from runner.protocol.calls import CallRequest
 
 _connect = sqlite3.connect
 VERDICTS: tuple[Verdict, ...] = ("acked", "retry", "dead")
@@ -69,7 +70,8 @@ def _act(
     if act == "accept":
         key = None if argument == 0 else f"key-{argument}"
         effect: Effect = "read_only" if argument % 2 else "unknown"
-        call = Accepted(name, "demo", "tool", "tool", "uid:1", digest(argument), effect, key)
+        request = CallRequest("demo", "tool", argument, "tool", caller="uid:1", key=key)
+        call = row_of(name, request, digest(argument), effect)
         accepted = file.do(LedgerFile.accept, call)
         say("accepted" if accepted.fresh else "known", accepted.row.id)
         if accepted.fresh:

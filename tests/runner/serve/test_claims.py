@@ -42,7 +42,7 @@ class Desk:
     async def read(self) -> dict[str, str]:
         """The place of each name."""
         await self.roster.reload()
-        running = {each.name for each in self.roster._supervisor.plugins()}
+        running = {each.name for each in self.roster.supervisor_of("").plugins()}
         found = {each.name: os.path.basename(each.path) for each in self.roster.sources()}
         assert running == found.keys()
         return found
@@ -219,7 +219,7 @@ async def test_while_the_settings_cannot_be_read_nobody_gets_a_name_for_good(plu
     hostile = put(plugin_dir, "aaa")
     async with desk(plugin_dir, "[") as one:
         assert await one.read() == {"mail": "aaa"}
-        assert [each.state for each in one.roster._supervisor.plugins()] == ["pending"]
+        assert [each.state for each in one.roster.supervisor_of("").plugins()] == ["pending"]
         mail = put(plugin_dir, "mail")
         hostile.rename(plugin_dir / "aside")
         assert await one.read() == {"mail": "mail"}  # nothing was recorded

@@ -27,8 +27,9 @@ from runner.cli.serving.via import call_via
 from runner.exceptions import PluginError
 from runner.ledger.file import LedgerBounds, LedgerFile
 from runner.ledger.ledger import Ledger, open_ledger
-from runner.ledger.rows import Accepted, Delivery, digest
+from runner.ledger.rows import Delivery, InvocationRow
 from runner.outcome import EXIT, USAGE_ERROR
+from runner.protocol.calls import CallRequest
 from runner.protocol.dialect import Refusal
 from runner.protocol.http_connection import HttpConnection
 from runner.serve import connections, daemon, listen, room
@@ -36,7 +37,7 @@ from runner.serve import door as door_module
 from runner.serve.alerts import Alerts
 from runner.serve.client import default_socket
 from runner.serve.deliveries import posted_id
-from runner.serve.desk import CallAnswer, Desk, DoorCall
+from runner.serve.desk import CallAnswer, Desk
 from runner.serve.event_stream import Emit, EventStream
 from runner.serve.metrics import Metrics
 from runner.serve.openapi import OPERATIONS, document
@@ -408,7 +409,7 @@ async def test_a_streamed_call_that_is_cancelled_before_it_is_made_has_an_outcom
     nobody: Any = None
     async with open_ledger(str(tmp_path / "ledger.db")) as ledger:
         desk = Desk(nobody, ledger, roster, Metrics())
-        row = await desk.accept(DoorCall("plugin", "tool", None))
+        row = await desk.accept(CallRequest("plugin", "tool", None))
         assert not isinstance(row, CallAnswer) and desk.in_flight == 1
 
         async def produce(emit: Emit) -> None:
@@ -432,21 +433,21 @@ async def test_a_call_that_ends_with_its_session_is_not_taken_for_the_end_of_the
     roster: Any = SimpleNamespace(effect=lambda plugin, tool: "unknown", secrets=lambda plugin: None)
     scope = trio.CancelScope()
 
-    async def call(*given: object, **more: object) -> None:
+    async def make(request: CallRequest) -> None:
         scope.cancel()
         await trio.sleep_forever()
 
-    supervisor: Any = SimpleNamespace(call=call)
+    supervisor: Any = SimpleNamespace(make=make)
     async with open_ledger(str(tmp_path / "ledger.db")) as ledger:
         desk = Desk(supervisor, ledger, roster, Metrics())
         for draining, cause in ((False, "given_up"), (True, "draining")):
-            asked = DoorCall("plugin", "tool", None)
+            asked = CallRequest("plugin", "tool", None)
             desk.draining = False  # it accepts no call then
             row = await desk.accept(asked)
             assert not isinstance(row, CallAnswer)
             desk.draining = draining
             with trio.CancelScope() as scope:
-                await desk.make(row, asked, None)
+                await desk.make(row, asked)
             found = await ledger.do(LedgerFile.invocation, row.id)
             assert found is not None and json.loads(found.record or "")["outcome"]["cause"] == cause
 
@@ -457,23 +458,23 @@ async def test_errors_of_megabytes_make_no_key_forgotten_and_no_list_long(tmp_pa
     roster: Any = SimpleNamespace(effect=lambda plugin, tool: "unknown", secrets=lambda plugin: None)
     made: list[str] = []
 
-    async def call(plugin: str, *given: object, **more: object) -> object:
+    async def make(request: CallRequest) -> object:
         await account.ask()
-        made.append(plugin)
-        if plugin == "noisy":
+        made.append(request.plugin)
+        if request.plugin == "noisy":
             raise PluginError(Refusal(1, "y" * 100_000, "x" * 2_000_000, "", {"data": "z" * 100_000}))
         return SimpleNamespace(value="paid", invocation=None)
 
-    supervisor: Any = SimpleNamespace(call=call)
+    supervisor: Any = SimpleNamespace(make=make)
     bounds = LedgerBounds(size=16 << 20)
     said: list[str] = []
     async with open_ledger(str(tmp_path / "ledger.db"), bounds=bounds) as ledger:
         desk = Desk(supervisor, ledger, roster, Metrics(), Alerts(said.append))
 
         async def ask(plugin: str, key: str) -> CallAnswer:
-            asked = DoorCall(plugin, "tool", None, key=key, caller="token")
+            asked = CallRequest(plugin, "tool", None, key=key, caller="token")
             row = await desk.accept(asked)
-            return row if isinstance(row, CallAnswer) else await desk.make(row, asked, None)
+            return row if isinstance(row, CallAnswer) else await desk.make(row, asked)
 
         assert (await ask("bank", "order-1")).document["value"] == "paid"
         for number in range(30):
@@ -577,8 +578,8 @@ async def test_by_tcp_only_the_token_and_a_local_host_are_let_in(
             path = each.path.replace("{", "").replace("}", "")
             refused = await door.ask(request(path, "Host: localhost", bearer, method=each.method), tcp=True)
             assert (status(refused), code(refused)) == (403, "local_only")
-        await door.ledger.accept(Accepted("call_1", "x", "y", "", "uid:0", digest(None)))
-        await door.ledger.accept(Accepted("call_2", "x", "y", "", "token", digest(None)))
+        await door.ledger.accept(InvocationRow("call_1", "x", "y", "", "uid:0"))
+        await door.ledger.accept(InvocationRow("call_2", "x", "y", "", "token"))
         for path, wanted in (("/calls/call_1", 404), ("/calls/call_2", 200)):
             assert status(await door.ask(request(path, "Host: localhost", bearer), tcp=True)) == wanted
             assert status(await door.ask(request(path, "Host: localhost"))) == 200

@@ -20,7 +20,7 @@ import trustme
 from runner.cli import verb_parser
 from runner.cli.serving import serve
 from runner.ledger.file import LedgerFile
-from runner.ledger.rows import Accepted, digest
+from runner.ledger.rows import InvocationRow
 from runner.outcome import USAGE_ERROR
 from runner.serve import connections, daemon
 from runner.serve import door as door_module
@@ -146,7 +146,7 @@ async def test_a_certificate_replaces_the_token_and_names_the_caller(
         # The subject is the caller: it sees its own calls only, and not those of another subject.
         alice, bob = "cert:O=acme,OU=ops,CN=alice", "cert:O=acme,OU=ops,CN=bob"
         for name, caller in (("call_1", "uid:0"), ("call_2", alice), ("call_3", bob), ("call_4", "token")):
-            await door.ledger.accept(Accepted(name, "x", "y", "", caller, digest(None)))
+            await door.ledger.accept(InvocationRow(name, "x", "y", "", caller))
         listed = json.loads((await door.ask(request("/calls", HOST), tls=right)).partition(b"\r\n\r\n")[2])
         assert [each["id"] for each in listed["calls"]] == ["call_2"]
         for path in ("/calls/call_1", "/calls/call_3", "/calls/call_4"):

@@ -105,9 +105,7 @@ def prepared(
     made = Prepared(call, {"export": "one", **options}, contents or {}, {})
     deadline = Deadline(trio.current_time() + seconds, seconds)
     invocation = Invocation("/graced.json", options=tuple(made.options.items()))
-    return PreparedCall(
-        invocation, call, PLUGIN, made, Secrets(secrets), time.time(), time.monotonic(), deadline
-    )
+    return PreparedCall(invocation, PLUGIN, made, Secrets(secrets), time.time(), time.monotonic(), deadline)
 
 
 @asynccontextmanager
@@ -137,7 +135,7 @@ async def test_calls_one_after_the_other_share_a_process(
         assert machine.living == 0  # nothing is started before a call
         for number in range(5):
             invoked = await pool.call(prepared("echo", number, invocation_id=f"inv_{number}"))
-            assert invoked.value == number and invoked.report is None
+            assert invoked.value == number and invoked.report == {}
             assert invoked.invocation == {"code": "ok", "written": True, "id": f"inv_{number}"}
             assert pool.invocation == invoked.invocation
         assert len(machine.plugins) == 1

@@ -17,6 +17,7 @@ from runner.ledger.ledger import Ledger, open_ledger
 from runner.ledger.retry import Schedule
 from runner.lifecycle.supervisor import Supervisor, open_supervisor
 from runner.package.listing import list_package
+from runner.protocol.calls import CallRequest
 from runner.protocol.secrets import Secrets
 from runner.serve.control.database import (
     BindingRow,
@@ -30,7 +31,7 @@ from runner.serve.control.events import read_event, subscribers
 from runner.serve.control.running import BindingCall, RunningBindings
 from runner.serve.control.settings import ControlSettings, OrgSettings
 from runner.serve.deliveries import Deliveries
-from runner.serve.desk import CallAnswer, Desk, DoorCall
+from runner.serve.desk import CallAnswer, Desk
 from runner.serve.metrics import Metrics
 from tests.conftest import ROOT, SYSTEM_PATH
 
@@ -107,14 +108,15 @@ class Plane:
         """Call by a binding, as the routes do. `seen`: gets the progress."""
         live = await self.running.find(binding)
         assert live is not None
-        call = DoorCall(
-            *(live.name, live.row.export, {} if given is None else given, live.row.kind, None, context, key),
-            *(f"org:{live.row.org}", BindingCall(self.running, live)),
+        on_progress = None if seen is None else seen.append
+        call = CallRequest(
+            *(live.name, live.row.export, {} if given is None else given, live.row.kind, None, context),
+            *(on_progress, f"org:{live.row.org}", key),
         )
-        accepted = await self.desk.accept(call)
+        accepted = await self.desk.accept(call, BindingCall(self.running, live))
         if isinstance(accepted, CallAnswer):
             return accepted
-        return await self.desk.make(accepted, call, None if seen is None else seen.append)
+        return await self.desk.make(accepted, call)
 
     async def records(self, **query: Any) -> list[dict[str, Any]]:
         """The newest first."""

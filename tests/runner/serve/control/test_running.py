@@ -14,10 +14,11 @@ import trio
 
 from runner.contracts.vai.binding import is_selected
 from runner.ledger.file import LedgerFile
-from runner.ledger.rows import Accepted, Delivery, DeliveryRow, digest
+from runner.ledger.rows import Delivery, DeliveryRow, InvocationRow
 from runner.package.keys import make_key
+from runner.protocol.calls import CallRequest
 from runner.serve.control.running import BindingCall
-from runner.serve.desk import CallAnswer, DoorCall
+from runner.serve.desk import CallAnswer
 from runner.serve.refusal import Refused
 from tests.runner.serve.control.plane import SECRETS, Plane, plane, put_devkit, until
 
@@ -210,9 +211,9 @@ async def _calls_at_once_are_counted(made: Plane) -> None:
     results: list[Any] = []
 
     async def accept() -> None:
-        call = DoorCall(live.name, live.row.export, {}, target=BindingCall(made.running, live))
+        call, target = CallRequest(live.name, live.row.export, {}), BindingCall(made.running, live)
         try:
-            results.append(await made.desk.accept(call))
+            results.append(await made.desk.accept(call, target))
         except Refused as refused:
             results.append(refused.code)
 
@@ -334,7 +335,7 @@ async def _a_binding_that_is_disabled_later_gets_nothing(made: Plane) -> None:
 
 async def _calls_of_a_daemon_that_was_killed(made: Plane) -> None:
     for name, plugin in (("call_lost", "binding:tool"), ("call_idle", "binding:tool"), ("other", "plain")):
-        await made.ledger.accept(Accepted(name, plugin, "reader", "tools", "org:acme", digest({}), "unknown"))
+        await made.ledger.accept(InvocationRow(name, plugin, "reader", "tools", "org:acme"))
     await made.ledger.ask("call_lost", 1e9)
     await made.ledger.do(LedgerFile.recover)
     for _ in range(2):
