@@ -6,7 +6,6 @@ closed, because Hypercorn waits for room in the application's queue before it cl
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -16,6 +15,7 @@ from typing import Any
 
 import trio
 
+from runner.serve.answers import Json
 from runner.serve.page.page import Page
 from runner.serve.page.sessions import PageSession
 from runner.serve.peer import VISITOR, DoorPeer, Rules, identify, is_local
@@ -175,7 +175,8 @@ class Door:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_drop, receive)
                 self._on_refused(peer, refused)
-                await _answer(refused, send)
+                answer = Json(refused.document(), refused.status, {"Connection": "close"} | refused.headers())
+                await answer(scope, receive, send)
         finally:
             if body is not None:
                 body.drop()
@@ -223,18 +224,3 @@ def _until_expiry(peer: DoorPeer) -> AbstractContextManager[object]:
 async def _drop(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _answer(refused: Refused, send: Send) -> None:
-    raw = json.dumps(refused.document()).encode()
-    headers = {
-        "Content-Type": "application/json",
-        "Content-Length": str(len(raw)),
-        "Connection": "close",
-        **refused.headers(),
-    }
-    if refused.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": refused.status, "headers": pairs})
-    await send({"type": "http.response.body", "body": raw, "more_body": False})

@@ -194,6 +194,23 @@ async def test_a_file_name_that_is_not_utf8_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
+async def test_a_bug_is_told_once_to_those_who_run_the_daemon_and_not_to_strangers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(routes: Routes) -> list[Any]:
+        raise KeyError("hunter2")
+
+    told: list[str] = []
+    async with house(tmp_path, told) as door, await door.connect() as stream:
+        monkeypatch.setattr(Routes, "_faults", broken)
+        for _ in range(2):  # by one connection
+            await stream.send_all(request("/plugins", "Host: localhost"))
+            found = await answer(stream)
+            assert (status(found), code(found)) == (500, "internal") and b"hunter2" not in found
+    assert told == ["internal: GET /plugins: KeyError: 'hunter2'"] * 2
+
+
+@pytest.mark.trio
 async def test_what_strangers_send_takes_little_room_in_the_audit(tmp_path: Path) -> None:
     async with house(tmp_path) as door:
         long = request("/health", "Host: " + "x" * 15_000)
