@@ -1,7 +1,6 @@
 """The door: every request passes here before a route sees it. Who calls, and a whole body within bounds.
 
-A refused request is answered at once. What its caller still sends is read and dropped until the connection is
-closed, because Hypercorn waits for room in the application's queue before it closes one.
+A refused request is answered at once, and its connection is closed.
 """
 
 from __future__ import annotations
@@ -172,11 +171,9 @@ class Door:
         except Refused as refused:
             if body is not None:
                 body.drop()  # before the answer, for which the client may take its time
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_drop, receive)
-                self._on_refused(peer, refused)
-                answer = Json(refused.document(), refused.status, {"Connection": "close"} | refused.headers())
-                await answer(scope, receive, send)
+            self._on_refused(peer, refused)
+            answer = Json(refused.document(), refused.status, {"Connection": "close"} | refused.headers())
+            await answer(scope, receive, send)
         finally:
             if body is not None:
                 body.drop()
@@ -219,8 +216,3 @@ def _headers(scope: Message) -> dict[str, list[str]]:
 def _until_expiry(peer: DoorPeer) -> AbstractContextManager[object]:
     """Cancel the body when the client's certificate expires: a stream may last for years."""
     return trio.move_on_after(max(0.0, peer.expires - time.time())) if peer.subject else nullcontext()
-
-
-async def _drop(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -72,7 +72,6 @@ class Routes:
         page: Page,
         drain: Callable[[float | None], None],
         reload: Callable[[], Awaitable[None]],
-        say: Callable[[str], None],
         alerts: Alerts,
         mounted: Mounted | None = None,
         parts: Sequence[RoutePart] = (),
@@ -87,7 +86,6 @@ class Routes:
         self._page = page
         self._drain = drain
         self._reload = reload
-        self._say = say
         self._alerts = alerts
         self._mounted = mounted
         self._parts = parts
@@ -122,7 +120,7 @@ class Routes:
             assert isinstance(error, PluginFailure | PluginError)  # of a start, a list or a reload
             return Json(outcome_error(error.outcome), STATUS[error.outcome.code])
 
-        own = {HTTPException: no_route, DeliveriesFull: self._full_share, Exception: self._bug}
+        own = {HTTPException: no_route, DeliveriesFull: self._full_share}
         handlers = {kind: refusing(make) for kind, make in (_REFUSALS | own).items()}
         handlers |= {PluginFailure: fail, PluginError: fail}
         made = Starlette(routes=routes, exception_handlers=handlers)
@@ -134,11 +132,6 @@ class Routes:
         hint += " plugins wait for"
         self._alerts.tell("full share", f"{full}; {hint}")
         return Refused(429, "overloaded", str(full), hint, retry_after=60)
-
-    def _bug(self, request: Request, error: Exception) -> Refused:
-        """One line here, none for strangers."""
-        self._say(f"internal: {request.method} {request.url.path}: {type(error).__name__}: {error}")
-        return Refused(500, "internal", "a bug of the daemon; its stderr says which")
 
     def _route(self, operation: Operation, handle: Handler) -> Route:
         async def endpoint(request: Request) -> Response:
@@ -459,6 +452,8 @@ _REFUSALS: dict[type[Exception], _MakeRefused] = {
     UnknownPlugin: lambda _, error: Refused(404, "unknown_plugin", str(error), _PS),
     DeliveryConflict: lambda _, error: Refused(409, "delivery_conflict", str(error), _ONE_ID),
     DeliveryTooLarge: lambda _, error: Refused(413, "event_too_large", str(error), _SMALLER),
+    # Starlette raises it again, so that the connection tells it.
+    Exception: lambda _, error: Refused(500, "internal", "a bug of the daemon; its stderr says which"),
 }
 
 
