@@ -15,6 +15,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import Any
 from urllib.parse import unquote
 
@@ -31,6 +32,7 @@ from runner.serve.tls import SPEAKS_HTTP, DoorTls, certified_peer, handshake_fau
 HANDSHAKE_SECONDS = 5.0
 _WRITE_SECONDS = 30.0  # for one part of an answer
 _PART_BYTES = 64 << 10
+_MAY_SEND = (h11.IDLE, h11.SEND_RESPONSE, h11.SEND_BODY)
 # The code, the message and the hint for a request that cannot be read, by the status of its answer.
 _NOT_READ = {
     400: ("not_http", "this is not a request in HTTP/1.1", "send one that keeps to RFC 9112"),
@@ -69,8 +71,9 @@ class _Conversation:
         self._departure: Departure = state["departure"]
         self._on_refused, self._on_bug = on_refused, on_bug
         self._http = HttpConnection(h11.SERVER, MOST_HEADER_BYTES)
-        self._is_head = False  # the request; its answer has no body
-        self._head: h11.Response | None = None  # of an answer, not sent yet
+        self._is_head = False  # the request
+        self._head: list[Any] = []  # of the answer, not sent yet
+        self._has_body = True  # the answer
         self._is_over = trio.Event()  # the answer is whole, or the client has gone
 
     async def run(self, descriptor: int) -> None:
@@ -94,6 +97,7 @@ class _Conversation:
         self._departure.happen()
 
     async def _next_request(self) -> h11.Request | None:
+        self._is_head = False
         with trio.move_on_after(self._state["place"].idle_seconds):
             event = await self._next_event()
             return event if isinstance(event, h11.Request) else None
@@ -154,19 +158,17 @@ class _Conversation:
     async def _send(self, message: Message) -> None:
         """Head and body of an answer go out together: two writes wake the client twice."""
         if message["type"] == "http.response.start":
-            self._head = h11.Response(status_code=message["status"], headers=message["headers"])
+            self._head = [h11.Response(status_code=message["status"], headers=message["headers"])]
+            self._has_body = not self._is_head and message["status"] not in (204, 304)
             return
-        body, is_last = message.get("body", b""), not message.get("more_body")
-        if self._head is not None:
-            self._has_body = not self._is_head and self._head.status_code not in (204, 304)
-        events: list[Any] = [] if self._head is None else [self._head]
-        events += [h11.Data(data=body)] * (body != b"" and self._has_body)
-        events += [h11.EndOfMessage()] * is_last
-        self._head = None
-        if self._http.our_state in (h11.IDLE, h11.SEND_RESPONSE, h11.SEND_BODY):  # else it was refused
-            await self._write(
-                *(part for each in events for part in self._http.send_with_data_passthrough(each) or ())
-            )
+        events, self._head = self._head, []
+        if self._has_body and message.get("body"):
+            events.append(h11.Data(data=message["body"]))
+        if is_last := not message.get("more_body"):
+            events.append(h11.EndOfMessage())
+        if self._http.our_state in _MAY_SEND:  # else its request was refused meanwhile
+            parts = [self._http.send_with_data_passthrough(each) or () for each in events]
+            await self._write(*chain.from_iterable(parts))
         if is_last:
             self._is_over.set()
 
@@ -184,7 +186,7 @@ class _Conversation:
     async def _write(self, *parts: bytes) -> None:
         if sum(map(len, parts)) < _PART_BYTES:  # a large body is not copied
             parts = (b"".join(parts),)
-        # Bounded also when it is told to end, because an answer that has begun is sent whole.
+        # Also when it is told to end: an answer that has begun is sent whole.
         with trio.move_on_after(_WRITE_SECONDS, shield=True):
             try:
                 for part in parts:

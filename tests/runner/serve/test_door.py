@@ -67,7 +67,7 @@ async def test_bodies_and_headers_are_bounded_in_size_and_time(
         chunked = b"POST /deliveries HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         long = chunked + b"3e8\r\n" + b"x" * 1000 + b"\r\n" + b"1\r\nx\r\n"
         assert status(await door.ask(long)) == 413
-        # Much more than Hypercorn's queue holds, to somebody who has refused it already.
+        # Much more than the kernel holds, to somebody who has refused it already.
         async with await door.connect() as stream:
             with pytest.raises(trio.BrokenResourceError):
                 await stream.send_all(chunked + (b"10000\r\n" + b"x" * 65536 + b"\r\n") * 400)
@@ -414,11 +414,19 @@ async def test_a_client_that_sent_much_ahead_is_noticed_when_it_goes(tmp_path: P
 
 @pytest.mark.trio
 async def test_head_of_a_stream_ends_and_leaves_no_subscriber(tmp_path: Path) -> None:
-    async with house(tmp_path) as door:
+    told: list[str] = []
+    async with house(tmp_path, told) as door:
         for path in ("/events", "/health", "/metrics"):
             found = await door.ask(request(path, "Host: localhost", "Connection: close", method="HEAD"))
             assert status(found) == 200 and found.endswith(b"\r\n\r\n")
+        # What follows it on its connection is answered with a body again.
+        async with await door.connect() as stream:
+            await stream.send_all(request("/live", "Host: localhost", method="HEAD"))
+            assert status(await stream.receive_some()) == 200
+            await stream.send_all(b"GET /\r\n\r\n")
+            assert code(await answer(stream)) == "not_http"
         assert code(await door.ask(request("/drain", "Host: localhost"))) == "no_route"
+    assert told == []
 
 
 @pytest.mark.trio
