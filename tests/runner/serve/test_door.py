@@ -422,7 +422,7 @@ async def test_head_of_a_stream_ends_and_leaves_no_subscriber(tmp_path: Path) ->
         # What follows it on its connection is answered with a body again.
         async with await door.connect() as stream:
             await stream.send_all(request("/live", "Host: localhost", method="HEAD"))
-            assert status(await stream.receive_some()) == 200
+            assert b" 200 " in await stream.receive_some()
             await stream.send_all(b"GET /\r\n\r\n")
             assert code(await answer(stream)) == "not_http"
         assert code(await door.ask(request("/drain", "Host: localhost"))) == "no_route"
