@@ -146,7 +146,6 @@ MAY_IMPORT: Mapping[str, Use] = {
     "psutil": Use(("runner.serve.metrics", "sandbox.doctor.limits")),
     "prctl": Use(("sandbox.process",), lazily=True),
     # The extra [serve].
-    "hypercorn": Use(("runner.serve.connections",)),
     "prometheus_client": Use(("runner.serve.metrics",)),
     "starlette": Use(
         (

@@ -1,35 +1,29 @@
 """The door's connections: accepted here, so that the kernel's word about each peer reaches its requests, and
-then spoken with by Hypercorn.
+spoken with in HTTP/1.1 by h11. HTTP/2 and websockets have rules that this door does not bound.
 
 Every wait is bounded. A connection that sends no whole request header in time is closed, as is one that does
-not read its answer. Beyond a number of connections, strangers are closed for further ones; if there are none,
-further ones are told to come back.
+not read its answer. Nothing is read that is not asked for. Beyond a number of connections, strangers are
+closed for further ones; if there are none, further ones are told to come back.
 """
 
 from __future__ import annotations
 
 import json
-import math
+import os
 import select
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import Any
+from urllib.parse import unquote
 
 import h11
 import trio
-from hypercorn.app_wrappers import ASGIWrapper
-from hypercorn.config import Config
-from hypercorn.events import Closed, Event, RawData
-from hypercorn.protocol.h11 import H11Protocol
-from hypercorn.trio.task_group import TaskGroup
-from hypercorn.trio.tcp_server import TCPServer
-from hypercorn.trio.worker_context import WorkerContext
-from hypercorn.typing import ASGIFramework, ConnectionState
 
 from runner.protocol.http_connection import HttpConnection
-from runner.serve.door import MOST_HEADER_BYTES
+from runner.serve.door import MOST_HEADER_BYTES, Application, Message, Receive, Send
 from runner.serve.peer import CERT, Departure, DoorPeer, unix_peer
 from runner.serve.refusal import Refused
 from runner.serve.room import DoorPlace, Room
@@ -38,7 +32,7 @@ from runner.serve.tls import SPEAKS_HTTP, DoorTls, certified_peer, handshake_fau
 HANDSHAKE_SECONDS = 5.0
 _WRITE_SECONDS = 30.0  # for one part of an answer
 _PART_BYTES = 64 << 10
-_MOST_REQUESTS = 1_000_000  # of one connection
+_MAY_SEND = (h11.IDLE, h11.SEND_RESPONSE, h11.SEND_BODY)
 # The code, the message and the hint for a request that cannot be read, by the status of its answer.
 _NOT_READ = {
     400: ("not_http", "this is not a request in HTTP/1.1", "send one that keeps to RFC 9112"),
@@ -56,210 +50,152 @@ _FULL = (
 _NOT_TLS = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 13\r\nConnection: close\r\n\r\nuse https://\n"
 
 
-class _Gone(Exception):
-    """The client has closed the connection while the answer to its request is made."""
+OnRefused = Callable[[DoorPeer, Refused], None]
+OnBug = Callable[[str, Exception], None]
 
 
-class _Pause:
-    """What Hypercorn waits for before it looks at the next request of a connection. Alone it would not notice
-    that the client has gone if that has sent a byte too much."""
+class _Conversation:
+    """The requests of one connection, and their answers."""
 
-    def __init__(self) -> None:
-        self._has_gone = False
-        self._is_over = False
-        self._change = trio.Event()
+    def __init__(
+        self,
+        application: Application,
+        stream: trio.abc.Stream,
+        state: dict[str, Any],
+        scheme: str,
+        on_refused: OnRefused,
+        on_bug: OnBug,
+    ) -> None:
+        self._application, self._stream, self._scheme = application, stream, scheme
+        self._state = state  # what the scope of each request has
+        self._departure: Departure = state["departure"]
+        self._on_refused, self._on_bug = on_refused, on_bug
+        self._http = HttpConnection(h11.SERVER, MOST_HEADER_BYTES)
+        self._is_head = False  # the request
+        self._head: list[Any] = []  # of the answer, not sent yet
+        self._has_body = True  # the answer
+        self._is_over = trio.Event()  # the answer is whole, or the client has gone
 
-    def leave(self) -> None:
-        self._has_gone = True
-        self._change.set()
-
-    async def clear(self) -> None:
-        self._is_over = False
-        if not self._has_gone:
-            self._change = trio.Event()
-
-    async def set(self) -> None:
-        self._is_over = True
-        self._change.set()
-
-    def is_set(self) -> bool:
-        return self._is_over
-
-    async def wait(self) -> None:
-        await self._change.wait()
-        if not self._is_over:
-            raise _Gone
-
-
-class _IdleTimer:
-    """In place of Hypercorn's, which starts a task for each request."""
-
-    def __init__(self, place: DoorPlace) -> None:
-        self._place = place
-        self._scope = trio.CancelScope()
-        self._is_needed = True
-
-    async def run(self, expired: Callable[[], Awaitable[None]]) -> None:
-        with self._scope:
-            await trio.sleep_forever()
-        if self._is_needed:
-            await expired()
-
-    async def restart(self, *_: object) -> None:
-        self._scope.deadline = trio.current_time() + self._place.idle_seconds
-
-    async def stop(self) -> None:
-        self._scope.deadline = math.inf
-
-    def end(self) -> None:
-        self._is_needed = False
-        self._scope.cancel()
-
-
-class _Protocol(H11Protocol):
-    """HTTP/1.1 only: HTTP/2 and websockets have rules that this door does not bound."""
-
-    def __init__(self, on_refused: Callable[[DoorPeer, Refused], None], *given: Any) -> None:
-        super().__init__(*given)
-        self.connection = HttpConnection(h11.SERVER, MOST_HEADER_BYTES)
-        self._on_refused = on_refused
-
-    async def handle(self, event: Event) -> None:
-        if isinstance(event, Closed):
-            self.connection_state["departure"].happen()
-        await super().handle(event)
-
-    async def _check_protocol(self, event: h11.Request) -> None:
-        pass  # Hypercorn would answer that it takes up HTTP/2
-
-    async def _create_stream(self, request: h11.Request) -> None:
-        """A client who would rather speak something else gets an answer in HTTP/1.1, as HTTP allows."""
-        if any(name == b"upgrade" for name, _ in request.headers):
-            headers = [(name, value) for name, value in request.headers if name != b"upgrade"]
-            request = h11.Request(
-                method=request.method,
-                target=request.target,
-                headers=headers,
-                http_version=request.http_version,
-            )
-        await super()._create_stream(request)
-
-    async def _send_error_response(self, status_code: int) -> None:
-        """Hypercorn's has no body."""
-        assert isinstance(self.connection, HttpConnection)
-        code, what, hint = _NOT_READ.get(status_code, _NOT_READ[400])
-        refused = Refused(status_code, code, f"{what}: {self.connection.fault}", hint)
-        self._on_refused(self.connection_state["peer"], refused)
-        raw = json.dumps(refused.document()).encode()
-        length, kind = str(len(raw)).encode(), b"application/json"
-        headers = [(b"content-type", kind), (b"content-length", length), (b"connection", b"close")]
-        await self._send_h11_event(h11.Response(status_code=status_code, headers=headers))
-        await self._send_h11_event(h11.Data(data=raw))
-        await self._send_h11_event(h11.EndOfMessage())
-
-
-class _Connection(TCPServer):
-    _head = b""  # of an answer, not sent yet
-
-    def __init__(self, on_refused: Callable[[DoorPeer, Refused], None], *given: Any) -> None:
-        super().__init__(*given)
-        self._on_refused = on_refused
-
-    async def run(self) -> None:
-        self._pause = _Pause()
-        try:
-            async with TaskGroup() as task_group:
-                self._task_group = task_group
-                self.protocol = _Protocol(  # type: ignore[assignment]  # the part of the wrapper that is used
-                    *(
-                        self._on_refused,
-                        self.app,
-                        self.config,
-                        self.context,
-                        task_group,
-                        ConnectionState(self.state),
-                    ),
-                    *(False, None, None, self.protocol_send),
-                )
-                self.protocol.can_read = self._pause  # type: ignore[attr-defined]
-                timer = _IdleTimer(self.state["place"])
-                self.idle_task = timer  # type: ignore[assignment]  # the part of it that is used
-                await timer.restart()
-                task_group.spawn(timer.run, self._initiate_server_close)
-                await self._read_data()
-                timer.end()  # else a closed connection counts until it would have been idle
-        except* OSError:
-            pass
-        finally:
-            with trio.CancelScope(shield=True):
-                await self._close()
-
-    async def _read_data(self) -> None:
-        """Read one part ahead of what is handled, so that the end is noticed while a call runs."""
-        give, take = trio.open_memory_channel[bytes](1)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._receive, give)
-            with suppress(_Gone):
-                async for data in take:
-                    await self.protocol.handle(RawData(data))
-            nursery.cancel_scope.cancel()
-        await self.protocol.handle(Closed())
-
-    async def _receive(self, give: trio.MemorySendChannel[bytes]) -> None:
-        with give, suppress(trio.ClosedResourceError, trio.BrokenResourceError):
-            while data := await self.stream.receive_some(_PART_BYTES):
-                try:
-                    give.send_nowait(bytes(data))
-                except trio.WouldBlock:
-                    await self._hold(give, bytes(data))
-        self._pause.leave()
-
-    async def _hold(self, give: trio.MemorySendChannel[bytes], data: bytes) -> None:
-        """Read no further until what was sent ahead is looked at, and notice all the same that the client has
-        gone: the kernel tells the end of a stream before all of it is read."""
-        fd = getattr(self.stream, "transport_stream", self.stream).socket.fileno()
-        if fd < 0:
-            return  # another task has closed it meanwhile
+    async def run(self, descriptor: int) -> None:
+        """`descriptor`: of the connection's socket."""
         with select.epoll() as poll:
-            poll.register(fd, select.EPOLLRDHUP)
-
-            async def notice() -> None:
-                await trio.lowlevel.wait_readable(poll.fileno())
-                self._pause.leave()
-
+            poll.register(descriptor, select.EPOLLRDHUP)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(notice)
-                await give.send(data)
+                nursery.start_soon(self._watch, poll)
+                while (request := await self._next_request()) is not None:
+                    await self._serve(request)
+                    states = {self._http.our_state, self._http.their_state}
+                    if states != {h11.DONE} or self._departure.has_happened:
+                        break  # what was sent ahead is not looked at
+                    self._http.start_next_cycle()
                 nursery.cancel_scope.cancel()
 
-    async def protocol_send(self, event: Event) -> None:
-        if not isinstance(event, RawData):
-            await super().protocol_send(event)
-            return
-        # Head and body of an answer go out together: two writes wake the client twice. The head of an answer
-        # is always followed by more, if only by the empty end of its body. "100 Continue" is not: the client
-        # waits for it before it sends more.
-        parts, self._head = [self._head, event.data], b""
-        if len(event.data) < _PART_BYTES:  # a large body is not copied
-            parts = [b"".join(parts)]
-            if event.data.startswith(b"HTTP/1.1 ") and not event.data.startswith(b"HTTP/1.1 1"):
-                self._head = parts[0]
-                return
-        async with self.send_lock:
-            # Hypercorn waits without a bound, also when it is told to end.
-            with trio.move_on_after(_WRITE_SECONDS, shield=True):
-                try:
-                    for part in filter(None, parts):
-                        await self.stream.send_all(part)
-                    return
-                except (trio.BrokenResourceError, trio.ClosedResourceError):
-                    pass
-        await self._close()
-        await self.protocol.handle(Closed())
+    async def _watch(self, poll: select.epoll) -> None:
+        """Notice that the client has gone, while nothing is read of what it has sent ahead: the kernel tells
+        the end of a stream before all of it is read."""
+        await trio.lowlevel.wait_readable(poll.fileno())
+        self._departure.happen()
 
-    async def _close(self) -> None:
-        self._pause.leave()  # else requests that were sent ahead keep the place of a closed connection
-        await super()._close()
+    async def _next_request(self) -> h11.Request | None:
+        self._is_head = False
+        with trio.move_on_after(self._state["place"].idle_seconds):
+            event = await self._next_event()
+            return event if isinstance(event, h11.Request) else None
+        return None
+
+    async def _next_event(self) -> Any:
+        """As h11's. None: nothing follows that can be read."""
+        try:
+            while (event := self._http.next_event()) is h11.NEED_DATA:
+                if self._http.they_are_waiting_for_100_continue:
+                    await self._write(self._http.send(h11.InformationalResponse(status_code=100, headers=[])))
+                if not (data := await self._stream.receive_some(_PART_BYTES)):
+                    return None
+                self._http.receive_data(bytes(data))
+            return event
+        except h11.RemoteProtocolError as error:
+            status = error.error_status_hint
+            code, what, hint = _NOT_READ.get(status, _NOT_READ[400])
+            await self._refuse(Refused(status, code, f"{what}: {self._http.fault}", hint))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+        return None
+
+    async def _serve(self, request: h11.Request) -> None:
+        path, _, query = request.target.partition(b"?")
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": request.http_version.decode(),
+            "method": request.method.decode(),
+            "scheme": self._scheme,
+            "path": unquote(path.decode()),
+            "raw_path": path,
+            "query_string": query,
+            "root_path": "",
+            "headers": list(request.headers),
+            "state": dict(self._state),
+        }
+        self._is_head, self._is_over = request.method == b"HEAD", trio.Event()
+        try:
+            with self._departure.calls(self._is_over.set):
+                await self._application(scope, self._receive, self._send)
+        except Exception as error:  # noqa: BLE001 -- a bug ends this request, not the daemon
+            self._on_bug(f"{scope['method']} {path.decode()}", error)
+            await self._refuse(Refused(500, "internal", "a bug of the daemon; its stderr says which"))
+
+    async def _receive(self) -> Message:
+        if self._http.their_state is not h11.SEND_BODY:
+            await self._is_over.wait()
+            return {"type": "http.disconnect"}
+        event = await self._next_event()
+        if event is None:
+            return {"type": "http.disconnect"}
+        is_data = isinstance(event, h11.Data)
+        body = bytes(event.data) if is_data else b""
+        return {"type": "http.request", "body": body, "more_body": is_data}
+
+    async def _send(self, message: Message) -> None:
+        """Head and body of an answer go out together: two writes wake the client twice."""
+        if message["type"] == "http.response.start":
+            self._head = [h11.Response(status_code=message["status"], headers=message["headers"])]
+            self._has_body = not self._is_head and message["status"] not in (204, 304)
+            return
+        events, self._head = self._head, []
+        if self._has_body and message.get("body"):
+            events.append(h11.Data(data=message["body"]))
+        if is_last := not message.get("more_body"):
+            events.append(h11.EndOfMessage())
+        if self._http.our_state in _MAY_SEND:  # else its request was refused meanwhile
+            parts = [self._http.send_with_data_passthrough(each) or () for each in events]
+            await self._write(*chain.from_iterable(parts))
+        if is_last:
+            self._is_over.set()
+
+    async def _refuse(self, refused: Refused) -> None:
+        """Answer in place of the application, if it has not begun to, and close."""
+        if self._http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        self._on_refused(self._state["peer"], refused)
+        raw = json.dumps(refused.document()).encode()
+        kind, length = (b"content-type", b"application/json"), (b"content-length", b"%d" % len(raw))
+        headers = [kind, length, (b"connection", b"close")]
+        await self._send({"type": "http.response.start", "status": refused.status, "headers": headers})
+        await self._send({"type": "http.response.body", "body": raw})
+
+    async def _write(self, *parts: bytes) -> None:
+        if sum(map(len, parts)) < _PART_BYTES:  # a large body is not copied
+            parts = (b"".join(parts),)
+        # Also when it is told to end: an answer that has begun is sent whole.
+        with trio.move_on_after(_WRITE_SECONDS, shield=True):
+            try:
+                for part in parts:
+                    await self._stream.send_all(part)
+                return
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                pass
+        await trio.aclose_forcefully(self._stream)
+        self._departure.happen()
 
 
 class Connections:
@@ -267,25 +203,18 @@ class Connections:
 
     def __init__(
         self,
-        application: ASGIFramework,
+        application: Application,
         most: int,
         on_full: Callable[[], None],
-        on_bug: Callable[[Exception], None],
-        on_refused: Callable[[DoorPeer, Refused], None],
+        on_bug: OnBug,
+        on_refused: OnRefused,
         tls: DoorTls | None = None,
         on_stranger: Callable[[str, str], None] = lambda address, fault: None,
     ) -> None:
         """`most`: connections at once by a unix socket; by TCP, where strangers may hold some, a quarter.
         `tls`: for all connections by TCP. `on_stranger`: gets the address of a client whose handshake failed,
-        and why. `on_refused`: gets requests that are not HTTP."""
-        config = Config()
-        config.keep_alive_max_requests = _MOST_REQUESTS
-        config.include_server_header = config.include_date_header = False
-        config.accesslog = config.errorlog = None
-        self._config = config
-        self._door = application
-        self._application = ASGIWrapper(self._serve_request)
-        self._context = WorkerContext(None)
+        and why. `on_refused`: gets requests that are not HTTP. `on_bug`: gets what was done meanwhile."""
+        self._application = application
         self._most = most
         self._on_full = on_full
         self._on_bug = on_bug
@@ -295,10 +224,10 @@ class Connections:
         self._speaking = 0  # requests that are served
         self._idle = trio.Event()
 
-    async def _serve_request(self, scope: Any, receive: Any, send: Any) -> None:
+    async def _serve_request(self, scope: Message, receive: Receive, send: Send) -> None:
         self._speaking += 1
         try:
-            await self._door(scope, receive, send)
+            await self._application(scope, receive, send)
         finally:
             self._speaking -= 1
             self._idle.set()
@@ -340,9 +269,11 @@ class Connections:
         try:
             with scope:
                 await self._speak_in(place, accepted, secured)
+        except* OSError:
+            pass  # no descriptor is left to watch it by
         except* Exception as group:  # noqa: BLE001 -- a bug ends this connection, not the daemon
             for error in group.exceptions:
-                self._on_bug(error)
+                self._on_bug("a connection", error)
         finally:
             place.leave()
 
@@ -352,16 +283,17 @@ class Connections:
             if secured:
                 stream, peer = await self._shake_hands(transport, place.address)
             elif accepted.family == socket.AF_UNIX:
-                peer = unix_peer(accepted._sock)  # type: ignore[attr-defined]
+                peer = unix_peer(accepted)
             else:
                 peer = DoorPeer(None)
             if stream is None:
                 return
             if peer.subject and not place.admit(CERT + peer.subject):
                 return
-            given = {"peer": peer, "place": place, "greeted": [], "departure": Departure()}
-            parts = (self._application, self._config, self._context, ConnectionState(given), stream)
-            await _Connection(self._on_refused, *parts).run()
+            state = {"peer": peer, "place": place, "greeted": [], "departure": Departure()}
+            scheme = "https" if secured else "http"
+            told = (self._on_refused, self._on_bug)
+            await _Conversation(self._serve_request, stream, state, scheme, *told).run(accepted.fileno())
 
     async def _shake_hands(
         self, transport: trio.SocketStream, address: str
@@ -392,9 +324,6 @@ def _end(accepted: trio.socket.SocketType, scope: trio.CancelScope) -> None:
 
 
 def _refuse(accepted: trio.socket.SocketType, word: bytes) -> None:
-    raw: socket.socket = accepted._sock  # type: ignore[attr-defined]
-    try:
-        raw.send(word)
-    except OSError:
-        pass
+    with suppress(OSError):
+        os.write(accepted.fileno(), word)
     accepted.close()

@@ -188,7 +188,6 @@ class Daemon:
             page=page,
             drain=self._drain,
             reload=self._reload,
-            say=self._say,
             alerts=self._alerts,
             mounted=self._mounted,
             parts=() if self._control is None else self._control.parts,
@@ -207,10 +206,10 @@ class Daemon:
             body_seconds=self._options.body_seconds,
         )
         connections = Connections(
-            door,  # type: ignore[arg-type]
+            door,
             self._options.most_connections,
             lambda: self._metrics.refusal("too_many_connections"),
-            lambda error: self._say(f"internal: a connection: {type(error).__name__}: {error}"),
+            lambda during, error: self._say(f"internal: {during}: {type(error).__name__}: {error}"),
             self._refused,
             self._options.tls,
             self._met_stranger,

@@ -1,12 +1,10 @@
 """The door: every request passes here before a route sees it. Who calls, and a whole body within bounds.
 
-A refused request is answered at once. What its caller still sends is read and dropped until the connection is
-closed, because Hypercorn waits for room in the application's queue before it closes one.
+A refused request is answered at once, and its connection is closed.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -16,6 +14,7 @@ from typing import Any
 
 import trio
 
+from runner.serve.answers import Json
 from runner.serve.page.page import Page
 from runner.serve.page.sessions import PageSession
 from runner.serve.peer import VISITOR, DoorPeer, Rules, identify, is_local
@@ -172,10 +171,9 @@ class Door:
         except Refused as refused:
             if body is not None:
                 body.drop()  # before the answer, for which the client may take its time
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_drop, receive)
-                self._on_refused(peer, refused)
-                await _answer(refused, send)
+            self._on_refused(peer, refused)
+            answer = Json(refused.document(), refused.status, {"Connection": "close"} | refused.headers())
+            await answer(scope, receive, send)
         finally:
             if body is not None:
                 body.drop()
@@ -218,23 +216,3 @@ def _headers(scope: Message) -> dict[str, list[str]]:
 def _until_expiry(peer: DoorPeer) -> AbstractContextManager[object]:
     """Cancel the body when the client's certificate expires: a stream may last for years."""
     return trio.move_on_after(max(0.0, peer.expires - time.time())) if peer.subject else nullcontext()
-
-
-async def _drop(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def _answer(refused: Refused, send: Send) -> None:
-    raw = json.dumps(refused.document()).encode()
-    headers = {
-        "Content-Type": "application/json",
-        "Content-Length": str(len(raw)),
-        "Connection": "close",
-        **refused.headers(),
-    }
-    if refused.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": refused.status, "headers": pairs})
-    await send({"type": "http.response.body", "body": raw, "more_body": False})

@@ -52,6 +52,6 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": body, "more_body": True})
 
         with trio.CancelScope() as scope, departure.calls(self._on_gone or scope.cancel):
-            # Hypercorn holds the header back until there is a body.
+            # The head goes out with the first part of the body.
             await send({"type": "http.response.body", "body": b": open\n\n", "more_body": True})
             await self._produce(emit)

@@ -5,7 +5,6 @@ Its dependencies may be missing: then every request is told which.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -77,6 +76,7 @@ class Mounted:
         return iter(()) if self._application is None else self._application.questions()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Raises Refused."""
         try:
             async with self._turn:
                 if self._application is None:
@@ -86,16 +86,5 @@ class Mounted:
         except CannotMount as missing:
             self._say(f"{self.path}: {missing}; install it with {missing.remedy}")
             hint = "the daemon's stderr has the command that installs it"
-            await _answer(Refused(501, "not_installed", str(missing), hint), send)
-        except Exception as error:  # noqa: BLE001 -- our bug, or an unusable record: the daemon goes on
-            self._say(f"{scope['path']}: {type(error).__name__}: {error}")
-            await _answer(Refused(500, "internal", "it cannot be served; the daemon's stderr says why"), send)
-        else:
-            await self._application(scope, receive, send)
-
-
-async def _answer(refused: Refused, send: Send) -> None:
-    raw = json.dumps(refused.document()).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(raw)).encode())]
-    await send({"type": "http.response.start", "status": refused.status, "headers": headers})
-    await send({"type": "http.response.body", "body": raw, "more_body": False})
+            raise Refused(501, "not_installed", str(missing), hint) from None
+        await self._application(scope, receive, send)

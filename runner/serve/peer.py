@@ -10,10 +10,14 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from runner.serve.refusal import Refused
 from sandbox.policy.load import trust_fault
 from sandbox.speed.value import NamedTuple
+
+if TYPE_CHECKING:
+    import trio
 
 _LEAST_TOKEN = 32
 _MOST_TOKEN_BYTES = 4096
@@ -36,17 +40,17 @@ class Departure:
 
     def __init__(self) -> None:
         self._calls: list[Callable[[], None]] = []
-        self._has_gone = False
+        self.has_happened = False
 
     def happen(self) -> None:
-        self._has_gone = True
+        self.has_happened = True
         for each in self._calls:
             each()
 
     @contextmanager
     def calls(self, function: Callable[[], None]) -> Iterator[None]:
         """While this context lasts, the function is called when the client goes; at once, if it has gone."""
-        if self._has_gone:
+        if self.has_happened:
             function()
         self._calls.append(function)
         try:
@@ -71,7 +75,7 @@ class Rules(NamedTuple):
     orgs: Callable[[bytes], str] | None = None  # the org that a token belongs to, or ''; None: there are none
 
 
-def unix_peer(connection: socket.socket) -> DoorPeer:
+def unix_peer(connection: trio.socket.SocketType) -> DoorPeer:
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, _ = struct.unpack("3i", raw)
     return DoorPeer(uid, pid)

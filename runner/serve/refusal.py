@@ -54,7 +54,10 @@ class Refused(Exception):
         return error_document(self.code, self.message, self.hint, **self.more)
 
     def headers(self) -> dict[str, str]:
-        return {} if self.retry_after is None else {"Retry-After": str(max(1, round(self.retry_after)))}
+        found = {"WWW-Authenticate": "Bearer"} if self.status == 401 else {}
+        if self.retry_after is not None:
+            found["Retry-After"] = str(max(1, round(self.retry_after)))
+        return found
 
 
 def error_document(

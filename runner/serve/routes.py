@@ -6,16 +6,17 @@ No route writes an approval, a policy or a manifest. Who may call decides runner
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import trio
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import compile_path
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Route
+from starlette.types import ASGIApp, ExceptionHandler, Receive, Scope, Send
 
 from runner.build import build_version
 from runner.exceptions import PluginError, PluginFailure
@@ -44,7 +45,7 @@ from runner.serve.event_stream import Emit, EventStream
 from runner.serve.metrics import CONTENT_TYPE, LedgerGauges, Metrics
 from runner.serve.mounted import Mounted
 from runner.serve.openapi import OPERATIONS, Operation, RoutePart, document
-from runner.serve.page.page import Page
+from runner.serve.page.page import Handler, Page
 from runner.serve.peer import PAGE, VISITOR, is_local, org_of
 from runner.serve.plugins import DoorPlugins
 from runner.serve.refusal import STATUS, Refused, outcome_error
@@ -59,8 +60,6 @@ _MOST_REASONS = 100  # of the daemon's health
 _MOST_REASON = 500  # characters
 _STATES: tuple[DeliveryState, ...] = ("queued", "running", "acked", "dead")
 
-_Handler = Callable[[Request], Awaitable[Response]]
-
 
 class Routes:
     def __init__(
@@ -74,7 +73,6 @@ class Routes:
         page: Page,
         drain: Callable[[float | None], None],
         reload: Callable[[], Awaitable[None]],
-        say: Callable[[str], None],
         alerts: Alerts,
         mounted: Mounted | None = None,
         parts: Sequence[RoutePart] = (),
@@ -89,7 +87,6 @@ class Routes:
         self._page = page
         self._drain = drain
         self._reload = reload
-        self._say = say
         self._alerts = alerts
         self._mounted = mounted
         self._parts = parts
@@ -97,87 +94,62 @@ class Routes:
         self.version = build_version()  # now: an upgrade replaces the files of a daemon that runs
 
     def application(self) -> ASGIApp:
-        """Starlette's own router and its handlers of errors cost a call more than the ledger does."""
-        routes: dict[str, list[tuple[re.Pattern[str], _Handler]]] = {}
-        for_orgs: set[_Handler] = set()
-        own = [(each, getattr(self, each.name)) for each in OPERATIONS]
+        """A token of an org finds the routes of the control plane, and no others."""
+        own = [self._route(each, getattr(self, each.name)) for each in OPERATIONS]
         more = [(each, getattr(part, each.name)) for part in self._parts for each in part.OPERATIONS]
-        for each, method in (*own, *more):
-            handler = self._handler(method, each)
-            routes.setdefault(each.method, []).append((compile_path(each.path)[0], handler))
-            if each.control:
-                for_orgs.add(handler)
-        for method, path, page_handler in self._page.routes(self._handler):
-            routes.setdefault(method, []).append((compile_path(path)[0], page_handler))
-        routes["HEAD"] = routes["GET"]
+        control = [self._route(each, handle) for each, handle in more if each.control]
+        mounted = [] if self._mounted is None else [Route(self._mounted.path, self._mounted)]
+        everybody = self._starlette([*own, *mounted, *self._page.routes(), *control], _no_route)
+        orgs = self._starlette(control, _no_route_for_orgs)
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-            is_org = bool(org_of(scope["state"]["caller"]))
-            if self._mounted is not None and scope["path"] == self._mounted.path and not is_org:
-                await self._mounted(scope, receive, send)
-                return
-            handler: _Handler = _not_found
-            for pattern, found in routes.get(scope["method"], ()):
-                if (match := pattern.fullmatch(scope["path"])) is not None:  # "$" lets a line end pass
-                    scope["path_params"], handler = match.groupdict(), found
-                    break
-            if is_org and handler not in for_orgs:
-                handler = self._handler(_refuse_org)
-            response = await handler(Request(scope, receive, send))
-            await response(scope, receive, send)
+            found = orgs if org_of(scope["state"]["caller"]) else everybody
+            await found(scope, receive, send)
 
         return serve
 
-    def _handler(self, handle: _Handler, operation: Operation | None = None) -> _Handler:
-        async def answer(request: Request) -> Response:
-            try:
-                caller = request.scope["state"]["caller"]
-                if operation is not None and caller == VISITOR:
-                    raise Refused(401, "wrong_token", "the request has no valid token")
-                if operation is not None and operation.control:
-                    _require_control_right(caller, operation)
-                by_page = operation is not None and operation.page and caller == PAGE
-                if operation is not None and operation.local and _only_own(request) and not by_page:
-                    raise Refused(403, "local_only", "this is for callers on the daemon's unix socket")
-                if operation is not None:
-                    _require_known_query(request, operation)
-                name = request.path_params.get("name")
-                if operation is not None and name is not None and not self._sees(request, name):
-                    raise UnknownPlugin(name)
-                return await handle(request)
-            except UnknownPlugin as unknown:
-                refused = Refused(404, "unknown_plugin", str(unknown), "runner ps and GET /plugins list them")
-            except DeliveriesFull as full:
-                hint = (
-                    "deliver again later, or remove some (DELETE /deliveries/ID); runner ps shows what their"
-                )
-                hint += " plugins wait for"
-                self._alerts.tell("full share", f"{full}; {hint}")
-                refused = Refused(429, "overloaded", str(full), hint, retry_after=60)
-            except DeliveryConflict as conflict:
-                hint = "give each event an id of its own"
-                refused = Refused(409, "delivery_conflict", str(conflict), hint)
-            except DeliveryTooLarge as large:
-                hint = "deliver it to one plugin at a time, or make the event smaller"
-                refused = Refused(413, "event_too_large", str(large), hint)
-            except DatabaseUnusable as unusable:
-                word = "ledger" if isinstance(unusable, LedgerUnusable) else "database"
-                refused = Refused(503, word, str(unusable), unusable.hint, retry_after=5)
-            except ControlRefusal as given:
-                refused = Refused(given.status, given.code, str(given), given.hint)
-            except Refused as found:
-                refused = found
-            except PluginFailure as failure:  # of a start, a list or a reload
-                return Json(outcome_error(failure.outcome), STATUS[failure.outcome.code])
-            except PluginError as error:
-                return Json(outcome_error(error.outcome), STATUS[error.outcome.code])
-            except Exception as error:  # noqa: BLE001 -- our bug: one line here, none for strangers
-                self._say(f"internal: {request.method} {request.url.path}: {type(error).__name__}: {error}")
-                refused = Refused(500, "internal", "a bug of the daemon; its stderr says which")
-            self._metrics.refusal(refused.code)
-            return Json(refused.document(), refused.status, headers=refused.headers())
+    def _starlette(self, routes: Sequence[Route], no_route: _MakeRefused) -> Starlette:
+        def refusing(make: _MakeRefused) -> ExceptionHandler:
+            async def refuse(request: Request, error: Exception) -> Response:
+                refused = make(request, error)
+                self._metrics.refusal(refused.code)
+                return Json(refused.document(), refused.status, headers=refused.headers())
 
-        return answer
+            return refuse
+
+        async def fail(request: Request, error: Exception) -> Response:
+            assert isinstance(error, PluginFailure | PluginError)  # of a start, a list or a reload
+            return Json(outcome_error(error.outcome), STATUS[error.outcome.code])
+
+        own = {HTTPException: no_route, DeliveriesFull: self._full_share}
+        handlers = {kind: refusing(make) for kind, make in (_REFUSALS | own).items()}
+        handlers |= {PluginFailure: fail, PluginError: fail}
+        made = Starlette(routes=routes, exception_handlers=handlers)
+        made.router.redirect_slashes = False
+        return made
+
+    def _full_share(self, request: Request, full: Exception) -> Refused:
+        hint = "deliver again later, or remove some (DELETE /deliveries/ID); runner ps shows what their"
+        hint += " plugins wait for"
+        self._alerts.tell("full share", f"{full}; {hint}")
+        return Refused(429, "overloaded", str(full), hint, retry_after=60)
+
+    def _route(self, operation: Operation, handle: Handler) -> Route:
+        async def endpoint(request: Request) -> Response:
+            caller = request.scope["state"]["caller"]
+            if caller == VISITOR:
+                raise Refused(401, "wrong_token", "the request has no valid token")
+            if operation.control:
+                _require_control_right(caller, operation)
+            if operation.local and not is_local(caller) and not (operation.page and caller == PAGE):
+                raise Refused(403, "local_only", "this is for callers on the daemon's unix socket")
+            _require_known_query(request, operation)
+            name = request.path_params.get("name")
+            if name is not None and not self._sees(request, name):
+                raise UnknownPlugin(name)
+            return await handle(request)
+
+        return Route(operation.path, endpoint, methods=[operation.method])
 
     def _sees(self, request: Request, plugin: str) -> bool:
         """Whether a plugin exists for a caller. Bindings of orgs are plugins of the supervisor that are not
@@ -462,9 +434,32 @@ def _reason(code: str, message: str) -> dict[str, str]:
     return {"code": code, "message": message[:_MOST_REASON]}
 
 
-async def _refuse_org(request: Request) -> Response:
+def _no_route(request: Request, error: Exception) -> Refused:
+    message = f"there is no {request.method} {request.url.path}"
+    return Refused(404, "no_route", message, "see /openapi.json")
+
+
+def _no_route_for_orgs(request: Request, error: Exception) -> Refused:
     message = "a token of an org is for the routes of the control plane: /v1/plugin-…"
-    raise Refused(403, "org_token", message, "ask the operator, who uses the unix socket")
+    return Refused(403, "org_token", message, "ask the operator, who uses the unix socket")
+
+
+# What is answered when one of these, or of its kinds, is raised for a request.
+_MakeRefused = Callable[[Request, Any], Refused]
+_PS = "runner ps and GET /plugins list them"
+_ONE_ID = "give each event an id of its own"
+_SMALLER = "deliver it to one plugin at a time, or make the event smaller"
+_REFUSALS: dict[type[Exception], _MakeRefused] = {
+    Refused: lambda _, refused: refused,
+    ControlRefusal: lambda _, error: Refused(error.status, error.code, str(error), error.hint),
+    DatabaseUnusable: lambda _, error: Refused(503, "database", str(error), error.hint, retry_after=5),
+    LedgerUnusable: lambda _, error: Refused(503, "ledger", str(error), error.hint, retry_after=5),
+    UnknownPlugin: lambda _, error: Refused(404, "unknown_plugin", str(error), _PS),
+    DeliveryConflict: lambda _, error: Refused(409, "delivery_conflict", str(error), _ONE_ID),
+    DeliveryTooLarge: lambda _, error: Refused(413, "event_too_large", str(error), _SMALLER),
+    # Starlette raises it again, so that the connection tells it.
+    Exception: lambda _, error: Refused(500, "internal", "a bug of the daemon; its stderr says which"),
+}
 
 
 def _require_control_right(caller: str, operation: Operation) -> None:
@@ -539,10 +534,3 @@ def _row(row: Any) -> dict[str, Any]:
 def _next(rows: list[InvocationRow] | list[DeliveryRow], most: int) -> str | None:
     """What `after` of the request for the next rows is; None: there are none."""
     return rows[-1].id if rows and (len(rows) >= min(most, MOST_ROWS) or is_long(rows)) else None
-
-
-async def _not_found(request: Request) -> Response:
-    refused = Refused(
-        404, "no_route", f"there is no {request.method} {request.url.path}", "see /openapi.json"
-    )
-    return Json(refused.document(), refused.status)

@@ -12,8 +12,10 @@ from importlib.resources import files
 from typing import Any
 
 from starlette.background import BackgroundTask
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from runner.serve.event_stream import EventStream
 from runner.serve.page.board import Board
@@ -92,17 +94,18 @@ class Page:
 
     # --- routes ---------------------------------------------------------------------------------------------
 
-    def routes(self, guarded: Callable[[Handler], Handler]) -> list[tuple[str, str, Handler]]:
-        """The method, the path and the handler of each. `guarded`: makes answers of what handlers raise."""
+    def routes(self) -> list[Route]:
         return [
-            *(("GET", path, self._file) for path in _FILES),
-            ("POST", "/session", guarded(self._begin)),
-            ("DELETE", "/session", guarded(self._end)),
-            ("GET", "/page/stream", guarded(self._stream)),
+            *(Route(path, self._file) for path in _FILES),
+            Route("/session", self._begin, methods=["POST"]),
+            Route("/session", self._end, methods=["DELETE"]),
+            Route("/page/stream", self._stream),
         ]
 
     async def _file(self, request: Request) -> Response:
         path = request.scope["path"]
+        if path not in _FILES:  # it has a line end, which the route lets pass
+            raise HTTPException(404)
         return Response(self._files[path], headers=HEADERS, media_type=_FILES[path][1])
 
     async def _begin(self, request: Request) -> Response:

@@ -710,16 +710,12 @@ async def test_without_the_extra_the_door_says_which(monkeypatch: pytest.MonkeyP
     with pytest.raises(CannotMount, match="is missing") as caught:
         mount.load()
     assert caught.value.remedy == install_command("gateway")
-    sent: list[Any] = []
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
     said: list[str] = []
     mounted = Mounted(mount, said.append)
     mounted.parts = DaemonParts(None, None, None, None)  # type: ignore[arg-type]
-    await mounted({"type": "http", "path": "/mcp"}, None, send)  # type: ignore[arg-type]
-    assert sent[0]["status"] == 501
+    with pytest.raises(Refused, match="is missing") as refused:
+        await mounted({"type": "http", "path": "/mcp"}, None, None)  # type: ignore[arg-type]
     # Where it is installed is for those who run the daemon.
-    assert said[0].endswith(caught.value.remedy) and str(ROOT).encode() not in sent[1]["body"]
-    assert b"is missing" in sent[1]["body"] and b"the daemon's stderr has the command" in sent[1]["body"]
+    told = str(refused.value.document())
+    assert refused.value.status == 501 and "the daemon's stderr has the command" in told
+    assert said[0].endswith(caught.value.remedy) and str(ROOT) not in told

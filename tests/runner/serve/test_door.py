@@ -68,7 +68,7 @@ async def test_bodies_and_headers_are_bounded_in_size_and_time(
         chunked = b"POST /deliveries HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         long = chunked + b"3e8\r\n" + b"x" * 1000 + b"\r\n" + b"1\r\nx\r\n"
         assert status(await door.ask(long)) == 413
-        # Much more than Hypercorn's queue holds, to somebody who has refused it already.
+        # Much more than the kernel holds, to somebody who has refused it already.
         async with await door.connect() as stream:
             with pytest.raises(trio.BrokenResourceError):
                 await stream.send_all(chunked + (b"10000\r\n" + b"x" * 65536 + b"\r\n") * 400)
@@ -195,6 +195,23 @@ async def test_a_file_name_that_is_not_utf8_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
+async def test_a_bug_is_told_once_to_those_who_run_the_daemon_and_not_to_strangers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(routes: Routes) -> list[Any]:
+        raise KeyError("hunter2")
+
+    told: list[str] = []
+    async with house(tmp_path, told) as door, await door.connect() as stream:
+        monkeypatch.setattr(Routes, "_faults", broken)
+        for _ in range(2):  # by one connection
+            await stream.send_all(request("/plugins", "Host: localhost"))
+            found = await answer(stream)
+            assert (status(found), code(found)) == (500, "internal") and b"hunter2" not in found
+    assert told == ["internal: GET /plugins: KeyError: 'hunter2'"] * 2
+
+
+@pytest.mark.trio
 async def test_what_strangers_send_takes_little_room_in_the_audit(tmp_path: Path) -> None:
     async with house(tmp_path) as door:
         long = request("/health", "Host: " + "x" * 15_000)
@@ -307,7 +324,7 @@ async def test_answers_that_nobody_reads_are_given_up(
     monkeypatch.setattr(connections, "_WRITE_SECONDS", 250.0)
     asked: list[str] = []
     refused: list[str] = []
-    bugs: list[Exception] = []
+    bugs: list[object] = []
 
     async def application(scope: Any, receive: Any, send: Any) -> None:
         headers = [(b"content-length", str(size).encode())]
@@ -321,7 +338,9 @@ async def test_answers_that_nobody_reads_are_given_up(
         on_refused=lambda peer, why: refused.append(why.code),
         on_connected=lambda peer, caller: None,
     )
-    serving = connections.Connections(door, 64, lambda: None, bugs.append, lambda peer, why: None)  # type: ignore[arg-type]
+    serving = connections.Connections(
+        door, 64, lambda: None, lambda *bug: bugs.append(bug), lambda peer, why: None
+    )
     path = str(tmp_path / "run/serve.sock")
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(listen.listen_unix(path))
@@ -386,8 +405,8 @@ async def test_a_client_that_sent_much_ahead_is_noticed_when_it_goes(tmp_path: P
         async with await door.connect() as stream:
             await stream.send_all(follow)
             assert b"200" in await stream.receive_some()
-            # More than the door reads ahead, and no more than that and what the kernel holds.
-            await stream.send_all(b"x" * (300 << 10))
+            # What the kernel holds for the door, which reads nothing ahead.
+            await stream.send_all(b"x" * (100 << 10))
             assert status(await door.ask(GET)) == 503  # the control: its place is taken
         with trio.fail_after(60):
             while status(await door.ask(GET)) != 200:
@@ -396,11 +415,19 @@ async def test_a_client_that_sent_much_ahead_is_noticed_when_it_goes(tmp_path: P
 
 @pytest.mark.trio
 async def test_head_of_a_stream_ends_and_leaves_no_subscriber(tmp_path: Path) -> None:
-    async with house(tmp_path) as door:
+    told: list[str] = []
+    async with house(tmp_path, told) as door:
         for path in ("/events", "/health", "/metrics"):
             found = await door.ask(request(path, "Host: localhost", "Connection: close", method="HEAD"))
             assert status(found) == 200 and found.endswith(b"\r\n\r\n")
+        # What follows it on its connection is answered with a body again.
+        async with await door.connect() as stream:
+            await stream.send_all(request("/live", "Host: localhost", method="HEAD"))
+            assert b" 200 " in await stream.receive_some()
+            await stream.send_all(b"GET /\r\n\r\n")
+            assert code(await answer(stream)) == "not_http"
         assert code(await door.ask(request("/drain", "Host: localhost"))) == "no_route"
+    assert told == []
 
 
 @pytest.mark.trio

@@ -365,7 +365,7 @@ def check_imports(caller: Caller, served: Served) -> None:
     loaded = set(done.stdout.split())
     assert "runner.serve.client" in loaded
     slow = {"trio", "http", "http.client", "asyncio", "ssl", "email", "urllib", "argparse", "pydantic"}
-    assert loaded & (slow | {"starlette", "hypercorn", "h11", "runner.contracts.registry"}) == set()
+    assert loaded & (slow | {"starlette", "h11", "runner.contracts.registry"}) == set()
 
 
 def check_records(served: Served, caller: Caller) -> None:

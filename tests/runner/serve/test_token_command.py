@@ -36,7 +36,7 @@ async def test_the_output_of_a_token_command_is_judged() -> None:
         with trio.fail_after(20), pytest.raises(TokenCommandFailed, match=message) as refused:
             await run_token_command(python(text))
         assert refused.value.why == "failed"
-        assert "tt" not in str(refused.value)
+        assert "ttt" not in str(refused.value)
 
 
 @pytest.mark.trio
