@@ -245,6 +245,7 @@ def _open_staged(
     """Make the changeset that takes what the plugin writes, and name those that wait. Raises
     LayerUnavailable."""
     from runner.launch.command import environ_of_places
+    from sandbox.staged.layer import note_folders
     from sandbox.staged.store import StagedFolder, StagingRefused, list_changesets, open_changeset, store_path
 
     plan, store = opened.plan, store_path(environ_of_places(planned.plugin, environ))
@@ -262,6 +263,7 @@ def _open_staged(
         )
     except StagingRefused as refused:
         raise LayerUnavailable("staged", str(refused), refused.hint) from None
+    stack.callback(note_folders, staged.changeset)
     layers = dict(zip((each.dest for each in plan.staged), staged.layers, strict=True))
     overlays = [
         each._replace(changes=layers[each.dest].path) if each.dest in layers else each

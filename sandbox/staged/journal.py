@@ -33,7 +33,7 @@ class Pending(NamedTuple):
     is_folder: bool = False
 
 
-class Progress(NamedTuple):
+class JournalFacts(NamedTuple):
     """What a journal says. By the number of a folder."""
 
     drafts: Mapping[int, tuple[str, int]]
@@ -42,7 +42,7 @@ class Progress(NamedTuple):
     others: Mapping[int, int]
 
 
-NONE = Progress({}, None, {}, {})
+NONE = JournalFacts({}, None, {}, {})
 
 
 class Journal:
@@ -58,7 +58,7 @@ class Journal:
         write_all(self._fd, json.dumps(entry).encode() + b"\n")
 
 
-def read_journal(changeset: Changeset) -> Progress:
+def read_journal(changeset: Changeset) -> JournalFacts:
     try:
         with open(changeset.journal, "rb") as file:
             lines = file.read(_LONGEST).split(b"\n")
@@ -84,7 +84,7 @@ def read_journal(changeset: Changeset) -> Progress:
                 changed[number, path] = SOMEBODYS if known == SOMEBODYS else time
             case ["other", int(inode), int(time)]:
                 others[inode] = time
-    return Progress(drafts, pending, changed, others)
+    return JournalFacts(drafts, pending, changed, others)
 
 
 def _parsed(line: bytes) -> Any:

@@ -14,12 +14,12 @@ import errno
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Literal, NamedTuple
 
 from sandbox.paths.guarded import BARE_SIGNS, COMMON, VERSION_CONTROL, GuardedName, find_row, is_guarded
 from sandbox.staged.journal import read_journal
-from sandbox.staged.store import Changeset, StagingRefused, read_folders
+from sandbox.staged.store import Changeset, StagingRefused, read_folders, write_folders
 
 _MARK = "user.overlay."
 _OPAQUE, _ORIGIN = _MARK + "opaque", _MARK + "origin"
@@ -101,7 +101,13 @@ def open_folder(changeset: Changeset, number: int) -> Iterator[tuple[int, int]]:
                 os.close(fd)
 
 
-def merged_folders(changeset: Changeset, number: int) -> dict[str, int]:
+def note_folders(changeset: Changeset) -> None:
+    """At the end of a launch. Without it only the times of the folders tell whether they are the same."""
+    with suppress(OSError, StagingRefused, RecursionError):
+        write_folders(changeset, [_merged(changeset, number) for number in range(len(changeset.folders))])
+
+
+def _merged(changeset: Changeset, number: int) -> dict[str, int]:
     """The folders that are in the layer and in the folder, with the inode numbers of the latter."""
     found: dict[str, int] = {}
 

@@ -203,22 +203,17 @@ def _close(above: int, opened: OpenChangeset) -> bool:
     if not changed:
         with suppress(OSError):
             _remove(changeset.id, above)
-    else:
-        _note_folders(changeset)
     return changed
 
 
-def _note_folders(changeset: Changeset) -> None:
-    """Which folders they are that the layer has too: somebody may put others in their place."""
-    from sandbox.staged.layer import merged_folders
-
-    with suppress(OSError, StagingRefused, RecursionError):
-        found = [merged_folders(changeset, number) for number in range(len(changeset.folders))]
-        here = os.open(changeset.path, _FOLDER)
-        try:
-            replace_file(here, _FOLDERS, json.dumps(found).encode())
-        finally:
-            os.close(here)
+def write_folders(changeset: Changeset, found: Sequence[Mapping[str, int]]) -> None:
+    """Note which folders they are that a layer has too, by the number of the staged folder: somebody may put
+    others in their place. Raises OSError."""
+    here = os.open(changeset.path, _FOLDER)
+    try:
+        replace_file(here, _FOLDERS, json.dumps(found).encode())
+    finally:
+        os.close(here)
 
 
 def read_folders(changeset: Changeset) -> Mapping[int, Mapping[str, int]]:

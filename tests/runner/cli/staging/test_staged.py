@@ -209,6 +209,20 @@ def test_thousands_of_files_and_folders_in_place_of_others(project: Project) -> 
     assert (project.folder / "node_modules/p8/lib/1").read_text() == "8 1\n"
 
 
+def test_a_folder_that_was_put_in_the_place_of_another(project: Project) -> None:
+    """Its files are older than the run, and so is what its own times say."""
+    other = project.folder.with_name("other")
+    shutil.copytree(project.folder / "sub", other)
+    for path in (other, *other.rglob("*")):
+        os.chown(path, project.owner, project.owner)
+    name = project.stage("echo more >> $1/sub/old")
+    (project.folder / "sub").rename(project.folder / "sub.bak")
+    other.rename(project.folder / "sub")
+    (project.folder / "sub/new").touch()
+    assert "conflict" in project.verb("apply", name, ends=1)
+    assert (project.folder / "sub/old").read_text() == "sub/old\n"
+
+
 REFUSED: list[tuple[str, str]] = [("a", "it is a file"), ("", "belongs to root")]
 
 
