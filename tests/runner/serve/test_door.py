@@ -21,6 +21,7 @@ import pytest
 import trio
 from h11 import _readers
 from openapi_spec_validator import validate
+from trio.testing import wait_all_tasks_blocked
 
 from runner.cli import verb_parser
 from runner.cli.serving.via import call_via
@@ -411,6 +412,37 @@ async def test_a_client_that_sent_much_ahead_is_noticed_when_it_goes(tmp_path: P
         with trio.fail_after(60):
             while status(await door.ask(GET)) != 200:
                 pass
+
+
+@pytest.mark.trio
+@pytest.mark.parametrize("goes", [True, False])
+async def test_what_a_client_sent_ahead_is_not_done_when_it_has_gone(tmp_path: Path, goes: bool) -> None:
+    asked: list[str] = []
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        while (await receive()).get("more_body"):
+            pass
+        if goes:
+            await receive()  # that it has gone
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body"})
+
+    serving = connections.Connections(application, 64, lambda: None, lambda *bug: None, lambda *why: None)
+    path = str(tmp_path / "run/serve.sock")
+    with listen.listen_unix(path) as listener:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(serving.serve, listener)
+            async with await trio.open_unix_socket(path) as stream:
+                await stream.send_all(request("/one", "Host: x") + request("/two", "Host: x"))
+                if not goes:
+                    assert status(await answer(stream)) == 200
+                await wait_all_tasks_blocked()
+            await wait_all_tasks_blocked()
+            await serving.until_idle()
+            await wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+    assert asked == (["/one"] if goes else ["/one", "/two"])
 
 
 @pytest.mark.trio
