@@ -14,7 +14,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Any, TypedDict, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import trio
 
@@ -48,7 +48,6 @@ from runner.session.prepared import PreparedCall, prepare_call
 from runner.session.session import Session
 from sandbox.cell.contents import Contents
 from sandbox.spec import Limits, Overrides, is_variable_name
-from sandbox.speed.value import NamedTuple
 from sandbox.units import parse_limit
 
 # The public names of the package `runner`.

@@ -438,6 +438,29 @@ def _way(start: str, end: str, needs: Mapping[str, set[str]]) -> tuple[str, ...]
     return None
 
 
+# No launch imports these, so they take the standard library's own.
+ORDINARY = (
+    *("runner.fleet.*", "runner.gateway.*", "runner.serve.*", "runner.conformance.*", "runner.lifecycle.*"),
+    *("runner.ledger.*", "runner.oci.*", "runner.package.*", "runner.learn.*", "runner.aio", "runner.aio.*"),
+    *("runner.library", "runner.trio_thread", "runner.cli.approving.*", "runner.cli.learning.*"),
+    *("runner.cli.serving.*", "runner.cli.signing.*", "runner.cli.attacking.*", "runner.cli.staging.*"),
+    *("sandbox.attacks.*", "sandbox.doctor.*", "sandbox.staged.*"),
+)
+
+
+def test_only_what_is_started_in_a_hurry_takes_look_alikes() -> None:
+    alikes = tuple(f"sandbox.speed.{name}." for name in ("typed", "value", "scopes", "signals"))
+    modules = [each for package in PACKAGES for each in _modules(ROOT, package)]
+    ordinary = {module: path for module, path in modules if any(_matches(module, room) for room in ORDINARY)}
+    assert len(ordinary) > 100
+    found = {
+        module
+        for module, path in ordinary.items()
+        if any(each.target.startswith(alikes) for each in _imports(module, path))
+    }
+    assert found == set()
+
+
 def test_no_modules_import_each_other() -> None:
     """Not even within one package: of two such modules, neither can be understood first."""
     assert circles(ROOT) == []

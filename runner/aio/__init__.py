@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
 
 import trio
 
@@ -61,7 +61,6 @@ from runner.protocol.host_services import (
 from runner.protocol.memory import EVENTS, Share
 from runner.session.backlog import Backlog
 from runner.trio_thread import TrioSide, trio_side
-from sandbox.speed.value import NamedTuple
 
 __all__ = [
     "BusRefused",

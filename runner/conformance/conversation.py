@@ -12,7 +12,7 @@ import termios
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -42,7 +42,6 @@ from runner.protocol.frames import FrameFault
 from runner.protocol.wire import encode
 from runner.protocol.wire import message as read_json
 from sandbox.cell.contents import Contents
-from sandbox.speed.value import NamedTuple
 
 _MOST_BYTES = 64 << 20  # that a plugin may write in one conversation
 _MOST_FRAMES = 20_000

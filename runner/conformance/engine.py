@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -26,7 +26,6 @@ from runner.protocol.dialect import Call, HandshakeFault, Setting
 from runner.protocol.secrets import Secrets
 from runner.protocol.wire import encode
 from runner.session.prepared import cage_contents, complete_call, read_plugin
-from sandbox.speed.value import NamedTuple
 
 _ANSWERS_TOGETHER = 30  # the whole trial may take as long as this many answers that do not come
 

@@ -10,12 +10,11 @@ import json
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
 from runner import __version__
 from sandbox.document.diagnostic import cut, printable
-from sandbox.speed.value import NamedTuple
 
 SCHEMA = "runner.conformance.v1"
 

@@ -14,7 +14,7 @@ that is new in each trial. A pattern is compared with an answer (`mismatch`):
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from runner.conformance.report import ContractRule
 from runner.plugin import Plugin
@@ -24,7 +24,6 @@ from runner.protocol.framing import Framing, LineFraming
 from runner.protocol.header_frames import header_frame
 from runner.protocol.wire import encode
 from sandbox.document.diagnostic import cut, printable
-from sandbox.speed.value import NamedTuple
 
 PAD = "$pad"  # in a message: a text that makes its frame as long as `Say.size`
 _FIRST_ID = 100

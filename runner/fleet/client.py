@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import nats.errors
 import nats.js.errors
@@ -31,7 +31,6 @@ from runner.protocol import wire
 from runner.protocol.calls import CallRequest, OnProgress
 from runner.serve.desk import CallAnswer, failed, refused_answer
 from runner.serve.refusal import Refused
-from sandbox.speed.value import NamedTuple
 
 _TAKE_SECONDS = 1.0  # for a worker to say that it has a call
 _ASK_SECONDS = 5.0  # between questions to the worker of a call whether it still runs

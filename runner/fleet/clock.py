@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-
-from sandbox.speed.value import NamedTuple
+from typing import NamedTuple
 
 MOST_SECONDS = 2.0  # that a clock may be off
 

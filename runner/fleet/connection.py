@@ -19,7 +19,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 import nats
@@ -32,7 +32,6 @@ from runner.serve.peer import read_token
 from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean
 from sandbox.document.read import parse, read_bounded
 from sandbox.policy.load import trust_fault
-from sandbox.speed.value import NamedTuple
 
 ANYONE = "anyone"  # the user where the servers ask for no name
 API_SECONDS = 5.0

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import nats.errors
 import nats.js.errors
@@ -22,7 +22,6 @@ from nats.js.client import JetStreamContext
 
 from runner.fleet import names
 from runner.protocol import wire
-from sandbox.speed.value import NamedTuple
 
 _WRONG_REVISION = (10071, 10164)
 FULL = (10077, 10054, 10023)  # too many messages or bytes, too large, no resources

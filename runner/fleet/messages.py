@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.fleet.names import MOST_BODY_BYTES, MOST_SECONDS, key_of
 from runner.protocol import wire
 from runner.protocol.calls import CallRequest
-from sandbox.speed.value import NamedTuple
 
 _MOST_NAME = 4096
 _MOST_ID = 256

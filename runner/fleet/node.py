@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from typing import NamedTuple
 
 import trio
 
@@ -32,7 +33,6 @@ from runner.serve.roster import Roster
 from runner.serve.service_manager import Notifier, watchdog_seconds
 from runner.serve.watch import Watch, open_watch
 from sandbox.identity.state import state_root
-from sandbox.speed.value import NamedTuple
 
 _NAMES = "worker/names.json"  # beside the state of plugins: who has which name
 

@@ -11,7 +11,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 import nats.errors
 import nats.js.errors
@@ -22,7 +22,6 @@ from runner.fleet import names
 from runner.fleet.entries import put_if
 from runner.fleet.streams import read_bucket
 from runner.protocol import wire
-from sandbox.speed.value import NamedTuple
 
 # What one user may have of the room that others leave.
 SHARE = 0.75

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import nats.errors
 import nats.js.errors
@@ -23,7 +23,6 @@ from nats.js.client import JetStreamContext
 
 from runner.fleet import names
 from runner.fleet.connection import API_SECONDS, NoFleet, words_of
-from sandbox.speed.value import NamedTuple
 
 _DAY = 86400.0
 _MOST_KEYS = 2000

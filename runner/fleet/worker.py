@@ -14,7 +14,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import nats.errors
 import nats.js.errors
@@ -38,7 +38,6 @@ from runner.outcome import Outcome
 from runner.serve.alerts import Alerts
 from runner.serve.desk import CallAnswer, failed
 from runner.serve.refusal import STATUS, outcome_error
-from sandbox.speed.value import NamedTuple
 
 _BEGIN_SECONDS = 60.0  # for servers that do not answer yet
 _POLL_SECONDS = 1.0  # between looks for calls that nobody announced

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import trio
 
@@ -28,7 +28,6 @@ from runner.serve.desk import CallAnswer, failed, failed_answer, off_loop_if_lar
 from runner.serve.roster import Roster
 from runner.serve.sources import PluginSource
 from runner.session.account import open_account
-from sandbox.speed.value import NamedTuple
 
 # Exports of these kinds are called by the stream.
 DURABLE_EXPORTS = ("hooks", "compactors", "harnesses")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from time import thread_time
+from typing import NamedTuple
 
 import trio
 
@@ -23,7 +24,6 @@ from runner.lifecycle.spec import LifecycleNews
 from runner.protocol.dialect import Notice, Progress
 from runner.session.verdict import MORE_SECONDS
 from sandbox.document.diagnostic import printable, quoted
-from sandbox.speed.value import NamedTuple
 
 MOST_ENTRIES = MOST_OTHERS  # of one list of one plugin
 _AGAIN_SECONDS = 10.0  # after a failure, before the plugin is asked again for a list

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from runner.gateway.audit import AuditFile
 from runner.gateway.settings import DEFAULT_CLIENT, LIST_SECONDS, GatewaySettings
-from sandbox.speed.value import NamedTuple
 
 
 class StdioOptions(NamedTuple):

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping
-from typing import Any
-
-from sandbox.speed.value import NamedTuple
+from typing import Any, NamedTuple
 
 DEFAULT_CLIENT = "default"
 LIST_SECONDS = 5.0  # the shortest time that a known host gives a server at its start is 10 s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mcp_types import methods
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
@@ -15,7 +15,6 @@ from runner.approvals.tools import INVISIBLE
 from runner.contracts.contract import CommandOutput
 from runner.gateway.names import public_name, public_uri
 from sandbox.document.diagnostic import cut
-from sandbox.speed.value import NamedTuple
 
 MOST_DESCRIPTION = 8 << 10  # characters
 MOST_ENTRY_BYTES = 128 << 10  # of one entry as JSON: clients give all of it to a language model

@@ -23,7 +23,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.install.registry import Registries, npm_registries, pip_registries
 from runner.install.request import Request, package_name
@@ -42,7 +42,6 @@ from runner.protocol import wire
 from sandbox import process
 from sandbox.document.diagnostic import cut, printable
 from sandbox.paths.installation import home_of, parts_of
-from sandbox.speed.value import NamedTuple
 
 _LONGEST_SAID = 64 << 10
 _LONGEST_LIST = 64 << 20

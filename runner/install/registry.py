@@ -13,12 +13,12 @@ import os
 import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from runner.protocol.secrets import Secrets
 from sandbox.document.diagnostic import printable
 from sandbox.files import text_at
-from sandbox.speed.value import NamedTuple
 
 _ASK_SECONDS = 60.0
 _LONGEST_FILE = 1 << 20

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from sandbox.paths.mounts import contains
-from sandbox.speed.value import NamedTuple
 
 # So many paths or folders below one folder are taken to mean the folder. Fewer are named one by one.
 ENOUGH_PATHS = 4

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from ipaddress import ip_address, ip_network
 from shutil import which
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.launch.advice.advice import REFUSES_GIVEN, missing_names
 from runner.launch.advice.clues import read_clues
@@ -37,7 +37,6 @@ from sandbox.paths.walk import LinkRefused, TooManyLinks, resolve
 from sandbox.policy.approval import limit_approval
 from sandbox.policy.policy import loopback_remedy
 from sandbox.spec import Access, Approval
-from sandbox.speed.value import NamedTuple
 
 _DEEPEST = 100  # folders above a path that is proposed
 _MOST_NOTES = 10  # of each kind

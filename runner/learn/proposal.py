@@ -9,11 +9,10 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from sandbox.document.diagnostic import printable
 from sandbox.spec import Approval
-from sandbox.speed.value import NamedTuple
 
 ItemKind = Literal["read", "write", "host", "variable"]
 Form = Literal["x-sandbox", "options", "policy"]

@@ -17,7 +17,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from runner.ledger.retry import Schedule, longest_pause, next_try
 from runner.ledger.rows import (
@@ -53,7 +53,6 @@ from runner.ledger.sqlite_file import (
     open_sqlite,
 )
 from runner.protocol.calls import CallRequest
-from sandbox.speed.value import NamedTuple
 
 MOST_ROWS = 1000  # of one list
 MOST_LIST_BYTES = 4 << 20  # of its texts, and one row more

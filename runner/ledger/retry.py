@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sandbox.speed.value import NamedTuple
+from typing import NamedTuple
 
 
 class Schedule(NamedTuple):

@@ -6,12 +6,11 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from runner.ledger.sqlite_file import OrderRefusal
 from runner.outcome import Outcome, outcome_document
 from runner.protocol.calls import CallRequest
-from sandbox.speed.value import NamedTuple
 
 # How a call ends if its daemon died after the plugin was asked: nobody knows what it did.
 UNKNOWN = "unknown"

@@ -16,10 +16,9 @@ import sqlite3
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, Self, TypeVar
 
 from sandbox.policy.load import trust_fault
-from sandbox.speed.value import NamedTuple
 
 Value = TypeVar("Value")
 Arguments = ParamSpec("Arguments")

@@ -13,10 +13,9 @@ or the Withdrawn of its caller.
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from runner.supervision import Supervision
-from sandbox.speed.value import NamedTuple
 
 # Why nothing is opened: no approval covers the plugin; it failed too often; somebody stopped it.
 Hold = Literal["", "pending", "quarantined", "stopped"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.launch.stages import Invocation
 from runner.library import OpenArguments, Path, hide_secrets, make_invocation
@@ -12,7 +12,6 @@ from runner.lifecycle.machine import Hold, StateName
 from runner.protocol.dialect import Identity
 from runner.protocol.host_services import Services
 from runner.supervision import Supervision, fault_of
-from sandbox.speed.value import NamedTuple
 
 
 class Spec(NamedTuple):

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
-from typing import IO
+from typing import IO, NamedTuple
 
 from runner.manifest.unpack import UNREADABLE, read_tar
 from runner.package.fault import PackageFault
 from runner.package.listing import SIGNATURE_NAME, FileList, ListedFile, list_package
 from sandbox.document.diagnostic import printable
-from sandbox.speed.value import NamedTuple
 
 _BLOCK = tarfile.BLOCKSIZE
 _MOST_SIGNATURE_BYTES = 64 << 10

@@ -14,13 +14,12 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.package.fault import PackageFault
 from runner.package.listing import MOST_BYTES
 from sandbox.document.diagnostic import DocumentError, quoted
 from sandbox.document.read import parse
-from sandbox.speed.value import NamedTuple
 
 PACKAGE = "application/vnd.plugin-runner.package.v1"
 SIGNATURE = "application/vnd.plugin-runner.signature.v1+json"

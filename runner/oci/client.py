@@ -13,7 +13,7 @@ import re
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import IO, Any, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 import h11
 import httpcore
@@ -41,7 +41,6 @@ from sandbox.document.diagnostic import DocumentError, printable, quoted
 from sandbox.document.read import parse
 from sandbox.network.addresses import vet
 from sandbox.network.hosts import read_address
-from sandbox.speed.value import NamedTuple
 
 _HUB_SERVER, _HUB_TOKENS = "registry-1.docker.io", httpx.URL("https://auth.docker.io")
 _CHUNK_BYTES = 1 << 18

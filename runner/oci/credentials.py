@@ -20,13 +20,12 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.oci.reference import Reference
 from runner.package.fault import PackageFault
 from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.document.read import parse, read_bounded
-from sandbox.speed.value import NamedTuple
 
 _HELPER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _HELPER_SECONDS = 60.0  # it may ask the person for the password of a key ring

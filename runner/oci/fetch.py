@@ -29,7 +29,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
-from typing import IO, cast
+from typing import IO, NamedTuple, cast
 
 import trio
 
@@ -56,7 +56,6 @@ from runner.package.listing import SIGNATURE_NAME, FileList
 from runner.package.signature import parse_signature
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import printable
-from sandbox.speed.value import NamedTuple
 
 # Store.changing() sets the umask of the whole process.
 _one_at_a_time = threading.Lock()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from typing import IO, TypeVar
+from typing import IO, NamedTuple, TypeVar
 
 import trio
 
@@ -23,7 +23,6 @@ from runner.oci.reference import Reference
 from runner.package.fault import PackageFault
 from runner.package.signature import SIGN_AGAIN, parse_signature
 from runner.plugin import Plugin
-from sandbox.speed.value import NamedTuple
 
 _CHUNK_BYTES = 1 << 18
 _MOST_TRIES = 8

@@ -7,11 +7,11 @@ oci://localhost:5000/devkit@sha256:4f0c…
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from runner.package.fault import PackageFault
 from sandbox.document.diagnostic import quoted
 from sandbox.network.rules import parse_authority
-from sandbox.speed.value import NamedTuple
 
 SCHEME = "oci://"
 _HTTPS = 443

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from runner.install.request import Request
 from runner.install.store import Installed, Store, StoreRefused
@@ -20,7 +20,6 @@ from runner.package.listing import SIGNATURE_NAME, FileList, list_package
 from runner.package.signature import VerifiedPackage, parse_signature, verify
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import DocumentError, printable
-from sandbox.speed.value import NamedTuple
 
 SignatureStatus = Literal["trusted", "untrusted", "absent", "unchecked"]
 

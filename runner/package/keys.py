@@ -17,14 +17,13 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.package.fault import PackageFault
 from sandbox.document.diagnostic import Diagnostic, DocumentError, printable, quoted
 from sandbox.document.read import read_bounded
 from sandbox.files import write_all
 from sandbox.policy.load import trust_fault
-from sandbox.speed.value import NamedTuple
 
 ALGORITHM = "ed25519"
 PUBLIC_BYTES = 32

@@ -12,11 +12,10 @@ import errno
 import hashlib
 import os
 import stat
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from runner.package.fault import PackageFault
 from sandbox.document.diagnostic import printable
-from sandbox.speed.value import NamedTuple
 
 SIGNATURE_NAME = "marketplace.signature.json"
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from runner.package.fault import PackageFault
 from sandbox.document.diagnostic import printable
 from sandbox.paths.mounts import contains, join, relative
 from sandbox.plan.plan import Bind, LaunchPlan, Symlink
 from sandbox.policy.policy import RUNTIME_PATHS
-from sandbox.speed.value import NamedTuple
 
 RULE = "package_program"
 _HINT = "put the program into the package and sign it again, or install it below /usr"

@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from runner.package.fault import PackageFault
 from runner.package.keys import (
@@ -31,7 +31,6 @@ from runner.package.listing import SIGNATURE_NAME, FileList
 from sandbox.document.diagnostic import DocumentError, printable, quoted
 from sandbox.document.read import parse, read_bounded
 from sandbox.files import replace_file
-from sandbox.speed.value import NamedTuple
 
 SCHEMA = 1
 SIGN_AGAIN = "sign the package again: runner package sign DIR --key FILE"

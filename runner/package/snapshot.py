@@ -21,6 +21,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from runner.package.fault import PackageFault
 from runner.package.listing import FileList, list_package
@@ -29,7 +30,6 @@ from sandbox.identity.removal import remove_tree
 from sandbox.identity.state import PACKAGES, state_root
 from sandbox.paths.walk import LinkRefused, TooManyLinks, close, resolve, walk
 from sandbox.policy.load import trust_fault
-from sandbox.speed.value import NamedTuple
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

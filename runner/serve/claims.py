@@ -12,11 +12,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from runner.approvals.names import NamePlace, place_at
 from runner.serve.sources import PluginSource, SourceFault
 from sandbox.document.diagnostic import printable
-from sandbox.speed.value import NamedTuple
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+\Z", re.ASCII)  # a key of TOML without quotes
 _MOST_NAMED = 5  # places in a message

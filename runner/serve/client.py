@@ -9,8 +9,8 @@ from __future__ import annotations
 import _socket as socket  # the module itself makes enumerations of all its constants: a third of a warm call
 import json
 import os
-
-from sandbox.speed.typed import TYPE_CHECKING, Any, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import trio
 
@@ -46,7 +46,6 @@ from runner.serve.routes import Routes
 from runner.serve.service_manager import Notifier, watchdog_seconds
 from runner.serve.tls import DoorTls
 from runner.serve.watch import Watch, open_watch
-from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from runner.serve.control.control import ControlPlane

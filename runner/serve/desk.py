@@ -7,7 +7,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import trio
 
@@ -37,7 +37,6 @@ from runner.serve.plugins import DoorPlugins
 from runner.serve.refusal import STATUS, Refused, error_document, outcome_error
 from runner.serve.roster import Roster
 from runner.session.account import CallAccount, open_account
-from sandbox.speed.value import NamedTuple
 
 MOST_CALLS = 1024
 _LARGE_BYTES = 256 << 10  # in memory

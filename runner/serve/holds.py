@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from runner.approvals.files import open_folder, read_bytes, require_own
 from runner.approvals.names import NamePlace
 from runner.approvals.record import ApprovalsUnusable
 from runner.lifecycle.machine import Hold
 from sandbox.files import replace_file
-from sandbox.speed.value import NamedTuple
 
 _VERSION = 1
 _WHAT = "the record of stopped plugins"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -12,7 +12,6 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from runner.ledger.rows import BINDING, DeliveryState
 from runner.lifecycle.machine import STATE_NAMES
 from runner.lifecycle.spec import Status
-from sandbox.speed.value import NamedTuple
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _LATENCIES = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)

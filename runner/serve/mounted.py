@@ -6,7 +6,7 @@ Its dependencies may be missing: then every request is told which.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import trio
 
@@ -17,7 +17,6 @@ from runner.serve.door import Message, Receive, Send
 from runner.serve.plugins import DoorPlugins
 from runner.serve.refusal import Refused
 from runner.serve.roster import Roster
-from sandbox.speed.value import NamedTuple
 
 
 class DaemonParts(NamedTuple):

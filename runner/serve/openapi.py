@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from runner import __version__
-from sandbox.speed.value import NamedTuple
 
 Schema = dict[str, Any]
 Place = Literal["query", "header"]

@@ -10,11 +10,10 @@ import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from runner.serve.refusal import Refused
 from sandbox.policy.load import trust_fault
-from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     import trio

@@ -12,7 +12,7 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -48,7 +48,6 @@ from runner.session.session import told_to_others
 from sandbox.identity.state import state_root
 from sandbox.policy.load import policy_folders
 from sandbox.spec import Denial, Limits
-from sandbox.speed.value import NamedTuple
 
 _PLUGINS = "the plugins"  # the caller of what they invoke of each other
 _MOST_DENIALS = 5  # that a reason names

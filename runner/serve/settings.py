@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.contracts.contract import Contract, ContractOption
 from runner.contracts.registry import all_contracts, find_contract
@@ -27,7 +27,6 @@ from runner.serve.settings_file import SettingsFile, as_text, limit_faults, with
 from sandbox.document.diagnostic import Diagnostic, DocumentError, Severity, did_you_mean, quoted
 from sandbox.document.model import WrongValue
 from sandbox.spec import KeyPath, Limits
-from sandbox.speed.value import NamedTuple
 
 _MOST_PARKED = 16
 # The keys of each table, beside the options of the plugin's contract, and the types that each may have.

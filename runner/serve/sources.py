@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from typing import NamedTuple
 
 from runner.contracts.registry import all_contracts
 from runner.manifest.load import find, load, servers_at, text_at
@@ -15,7 +16,6 @@ from runner.plugin import Plugin
 from sandbox.document.diagnostic import Diagnostic, DocumentError, printable
 from sandbox.document.read import SIZE_LIMIT
 from sandbox.policy.load import trust_fault
-from sandbox.speed.value import NamedTuple
 
 _ENDINGS = (".toml", ".json", ".jsonc", ".yaml", ".yml", ".tar", ".tgz", ".tar.gz")
 _MOST_ENTRIES = 1000  # of one folder

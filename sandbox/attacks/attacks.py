@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Literal, NamedTuple
 
 from sandbox.spec import Limits
-from sandbox.speed.typed import Literal
-from sandbox.speed.value import NamedTuple
 
 Group = Literal[
     "filesystem",

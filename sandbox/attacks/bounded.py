@@ -9,9 +9,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from sandbox import process
-from sandbox.speed.value import NamedTuple
 
 MOST_OUTPUT = 4 << 20  # a probe prints some 100 bytes for each attempt
 _MOST_COMPLAINT = 4096

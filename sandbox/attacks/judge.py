@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from sandbox.attacks.attacks import Attack
 from sandbox.document.diagnostic import printable
-from sandbox.speed.typed import Literal
-from sandbox.speed.value import NamedTuple
 
 Verdict = Literal["held", "not_held", "not_counted"]
 _MOST_CHARACTERS = 60  # of an observation

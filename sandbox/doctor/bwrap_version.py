@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from sandbox.doctor.finding import Finding
-from sandbox.speed.value import NamedTuple
 
 
 class Flaw(NamedTuple):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from sandbox.speed.value import NamedTuple
+from typing import Literal, NamedTuple
 
 Status = Literal["ok", "degraded", "missing", "info"]
 

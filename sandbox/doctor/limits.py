@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import psutil
 
@@ -35,7 +36,6 @@ from sandbox.paths.mounts import Mounts, read_mounts
 from sandbox.policy.policy import LimitRule, Policy
 from sandbox.spawn.init import fork_into, join_cgroups
 from sandbox.spec import Grant, Limits, Network
-from sandbox.speed.value import NamedTuple
 
 # Small enough for every machine: the process that joins ends at once.
 _LIMITS = Limits(memory=64 << 20, pids=16, cpu=0.5, cpu_time=60.0, io=64 << 20)

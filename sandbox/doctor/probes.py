@@ -11,6 +11,7 @@ import signal
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from sandbox.doctor import conditions, ids, own_files
 from sandbox.doctor import limits as limits
@@ -49,7 +50,6 @@ from sandbox.policy.policy import LimitRule
 from sandbox.seccomp.filter import SeccompUnavailable, filter_bytes
 from sandbox.spawn import launcher
 from sandbox.spawn.machine_code import executable
-from sandbox.speed.value import NamedTuple
 
 # The layers a policy may name under [layers], and the findings about each.
 POLICY_LAYERS: Mapping[str, tuple[str, ...]] = {

@@ -11,6 +11,7 @@ import errno
 import os
 import struct
 from collections.abc import Callable
+from typing import NamedTuple
 
 from sandbox.doctor.finding import Finding
 from sandbox.doctor.trial import Run, run_bwrap
@@ -18,7 +19,6 @@ from sandbox.doctor.user_namespaces import filter_remedy, read_surroundings
 from sandbox.files import write_all
 from sandbox.plan.layers import INSIDE_ID as INSIDE_NUMBER
 from sandbox.plan.operations import PROC_MASKS
-from sandbox.speed.value import NamedTuple
 
 INSIDE_ID = str(INSIDE_NUMBER)
 _SHELL = "/bin/sh"

@@ -15,13 +15,12 @@ import signal
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sandbox import process
 from sandbox.files import write_all
 from sandbox.spawn.order import SpawnError, SpawnOrder
 from sandbox.spawn.spawner import spawn
-from sandbox.speed.value import NamedTuple
 
 CLONE_FS = 0x00000200
 CLONE_NEWNS = 0x00020000

@@ -13,12 +13,12 @@ import shlex
 import signal
 import sysconfig
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from sandbox import CODE_ROOT
 from sandbox.doctor.pages import page
 from sandbox.doctor.trial import KILLED, NAMESPACES, NONSENSE, TrialOutcome, apparmor_label
 from sandbox.identity.uid_range import id_is_mapped
-from sandbox.speed.value import NamedTuple
 
 FILTER = "policies/container/seccomp.json"
 PROFILE = "policies/apparmor/runner"

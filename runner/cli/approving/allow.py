@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Iterator
 
 from runner.approvals.record import ApprovalsUnusable, key_of
 from runner.cli import drop_environment
@@ -27,7 +28,6 @@ from runner.outcome import EXIT, USAGE_ERROR, Failure
 from sandbox.document.diagnostic import printable
 from sandbox.policy.policy import steers
 from sandbox.spec import Approval, is_variable_name
-from sandbox.speed.typed import Iterator
 
 NAME = "allow"
 EXAMPLE = "runner allow ./my-plugin"

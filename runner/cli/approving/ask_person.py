@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator, Mapping, Set
 from shlex import join
+from typing import NamedTuple
 
 from runner.approvals.files import find_former, remove_record, require_safe_code, write_record
 from runner.approvals.record import (
@@ -31,8 +33,6 @@ from sandbox.paths.homes import homes
 from sandbox.policy.approval import join_approvals
 from sandbox.policy.policy import steers
 from sandbox.spec import Approval
-from sandbox.speed.typed import Iterator, Mapping, Set
-from sandbox.speed.value import NamedTuple
 
 _DECLINED = _DIFFERENT = _NOT_FOUND = 1
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from runner.launch.advice.places import WIDE_PATHS
 from sandbox.paths.mounts import contains
 from sandbox.policy.policy import is_loopback, private_fault, steers
 from sandbox.spec import Approval, Limits
-from sandbox.speed.typed import Iterable, Iterator, Sequence
-from sandbox.speed.value import NamedTuple
 from sandbox.units import format_limit
 
 # Names of variables whose values are most often secrets.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
-from typing import NoReturn
+from collections.abc import Sequence
+from typing import NamedTuple, NoReturn
 
 from runner.cli.approving.items import item_lines, items_of
 from runner.cli.shared.command import command_of, wrapped_record
@@ -15,8 +16,6 @@ from runner.launch.command import command_approval
 from runner.launch.read import load
 from runner.launch.stages import Invocation, Loaded, Stopwatch
 from sandbox.paths.homes import homes
-from sandbox.speed.typed import Sequence
-from sandbox.speed.value import NamedTuple
 
 
 class AllowSubject(NamedTuple):

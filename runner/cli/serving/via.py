@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 from runner.outcome import EXIT, USAGE_ERROR
 from runner.serve.client import Client, NoDaemon
-from sandbox.speed.typed import Any, Sequence
 
 _OPTIONS = ("--input", "--kind", "--timeout", "--context", "--key")
 _SWITCHES = ("--json",)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import trio
 
@@ -40,8 +40,6 @@ from runner.serve.control.settings import ControlSettings
 from runner.serve.refusal import Refused
 from sandbox.document.diagnostic import Diagnostic, DocumentError, quoted
 from sandbox.document.read import parse
-from sandbox.speed.typed import Callable
-from sandbox.speed.value import NamedTuple
 
 MOST_RECORD_BYTES = 64 << 10
 # What a change may replace, each key as a whole. The others say what the binding is.

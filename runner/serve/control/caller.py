@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import NamedTuple
 
 from runner.serve.control.settings import ControlSettings
 from runner.serve.peer import org_of
-from sandbox.speed.value import NamedTuple
 
 
 class ControlCaller(NamedTuple):

@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import trio
 
@@ -28,7 +28,6 @@ from runner.ledger.sqlite_file import (
     SqliteFile,
     open_sqlite,
 )
-from sandbox.speed.value import NamedTuple
 
 MOST_PACKAGES = 1000
 MOST_BINDINGS = 200  # of one org

@@ -13,7 +13,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -38,7 +38,6 @@ from runner.serve.control.settings import ControlSettings
 from runner.serve.control.store import ImportedFiles, PackageFolder
 from runner.serve.refusal import Refused
 from sandbox.document.diagnostic import quoted
-from sandbox.speed.value import NamedTuple
 
 REVIEWS = ("none", "approved", "rejected")
 CHOSEN = ("publisher", "review", "install_policy")  # what the operator decides about a package

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.ledger.rows import cut
 from runner.outcome import outcome_document
@@ -17,7 +17,6 @@ from runner.serve.answers import read_moment
 from runner.serve.control.database import MOST_ROWS, BindingRow, RecordRow
 from runner.serve.refusal import Refused
 from runner.session.account import CallAccount
-from sandbox.speed.value import NamedTuple
 
 STATUSES = ("succeeded", "failed", "cancelled", "retryable_failure")
 _MOST_BYTES = 64 << 10  # of one record: a plugin says how long some parts are

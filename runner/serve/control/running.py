@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -46,7 +46,6 @@ from runner.serve.desk import off_loop_if_large
 from runner.serve.refusal import Refused
 from runner.session.account import CallAccount, open_account
 from runner.session.prepared import GIVEN_UP
-from sandbox.speed.value import NamedTuple
 
 PREFIX = BINDING  # of a binding's name in the ledger; a Spec's has a number behind it
 INACTIVE = "binding.inactive"

@@ -25,7 +25,7 @@ import hmac
 import os
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
 
@@ -39,7 +39,6 @@ from sandbox.document.faults import Faults
 from sandbox.document.model import Wording, WrongValue, check
 from sandbox.document.operator_table import EXPECTED, Kind, OperatorTable, Texts
 from sandbox.policy.load import trust_fault
-from sandbox.speed.value import NamedTuple
 from sandbox.units import parse_limit
 
 _GATEWAY_KEYS = ("gateway_url", "gateway_token_command", "gateway_token_lifetime")

@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 from collections.abc import Collection
+from typing import NamedTuple
 
 from runner.install.store import Store
 from runner.manifest.load import find
@@ -24,7 +25,6 @@ from runner.package.snapshot import PACKAGE, PackageCopier, open_copies
 from sandbox.document.diagnostic import DocumentError
 from sandbox.identity.removal import remove_tree
 from sandbox.paths.walk import LinkRefused, TooManyLinks
-from sandbox.speed.value import NamedTuple
 
 _OCI = "oci"
 _TARS = (".tar", ".tar.gz", ".tgz")

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -32,7 +32,6 @@ from runner.serve.metrics import BINDINGS, LiveUsage, Metrics, usage_below
 from runner.serve.peer import VISITOR
 from runner.serve.plugins import DoorPlugins
 from runner.serve.roster import Roster
-from sandbox.speed.value import NamedTuple
 
 SAMPLE_SECONDS = 5.0
 MOST_SAMPLES = 360

@@ -15,11 +15,11 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import trio
 
 from sandbox.files import replace_file, text_at
-from sandbox.speed.value import NamedTuple
 
 CODE_SECONDS = 60.0
 UNUSED_SECONDS = 12 * 3600.0
