@@ -76,6 +76,10 @@ def recover(changeset: Changeset, *, undo: bool = False) -> None:
             except FileNotFoundError:
                 continue
             stack.callback(os.close, drafts)
+            if not inode:  # it was killed when it had just made it
+                with suppress(OSError):  # somebody else's has something in it
+                    os.rmdir(name, dir_fd=folder)
+                continue
             if os.fstat(drafts).st_ino != inode:
                 continue  # somebody else's, in the place of ours
             journal = Journal(changeset)
@@ -137,6 +141,7 @@ class _Application:
 
     def __enter__(self) -> _Application:
         self._look_at("", self._folder)
+        self._journal.note("drafts", self._number, self._name, 0)  # before it is there: see `recover`
         os.mkdir(self._name, 0o700, dir_fd=self._folder)
         self._drafts = os.open(self._name, _FOLDER, dir_fd=self._folder)
         status = os.fstat(self._drafts)
@@ -227,7 +232,8 @@ class _Application:
         if change.kind == "folder":
             if _require_folder(above, name).st_ino != (change.before or (0,))[0]:
                 raise _Conflict
-            os.rmdir(name, dir_fd=above)
+            with _writable(above):
+                os.rmdir(name, dir_fd=above)
             return
         _require_known(above, name, change)
         self._begin(change)

@@ -40,6 +40,12 @@ def run(args: argparse.Namespace) -> int:
         return take(changeset, paths, args.force)
     except StagingRefused as refused:
         return say_refused(NAME, refused)
+    except OSError as error:
+        say(
+            f"runner apply: {error.strerror}"
+            + (f": {printable(str(error.filename))}" if error.filename else "")
+        )
+        return _LEFT
 
 
 def take(changeset: Changeset, paths: Sequence[str] = (), force: Sequence[str] = ()) -> int:

@@ -20,6 +20,7 @@ NAME = "diff"
 EXAMPLE = "runner diff --stat"
 MIXES_ARGUMENTS = True  # options may stand between the id and the paths
 SCHEMA = "runner.changes.v1"
+_FAILED = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +53,12 @@ def run(args: argparse.Namespace) -> int:
                 say(f"runner diff: {changeset.id} is still being written: this is what there is so far")
     except StagingRefused as refused:
         return say_refused(NAME, refused)
+    except OSError as error:
+        say(
+            f"runner diff: {error.strerror}"
+            + (f": {printable(str(error.filename))}" if error.filename else "")
+        )
+        return _FAILED
     return EXIT["ok"]
 
 
