@@ -19,7 +19,7 @@ from runner.ledger.file import open_file
 from tests.conftest import ROOT, Caller
 from tests.faults.inject import Fault, Place
 from tests.faults.scenes import Ran, Scene, by_turns, each_of, select
-from tests.runner.install.test_store import LOCK, REQUEST
+from tests.runner.install.test_store import REQUEST
 from tests.runner.ledger.test_crash import check_calls, check_deliveries, drain
 
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -134,8 +134,8 @@ def test_a_package(sweep: Sweep, runner_as_root: Caller, plugin_dir: Path) -> No
         found = store.find(REQUEST)
         if found is None and ran.out == b"installed":
             yield "it says that it is installed, and it is not"
-        if found is not None and store.changed(LOCK.name):
-            yield f"the set is not whole: {store.changed(LOCK.name)}"
+        if found is not None and store.changed(found.set_name):
+            yield f"the set is not whole: {store.changed(found.set_name)}"
         with store.changing(lambda text: None):  # the next change removes what was not finished
             pass
         left = [str(path) for path in (place, *root.rglob(".*"), *root.glob("fetching*")) if path.exists()]

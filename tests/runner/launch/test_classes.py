@@ -52,7 +52,10 @@ def reachable(root: type) -> set[type]:
         # Not get_type_hints: it takes the words of our own Literal (sandbox/speed/typed.py) for names.
         module = vars(sys.modules[each.__module__])
         for annotation in each.__annotations__.values():
-            pending.extend(named_tuples(eval(annotation, module, NAMES)))  # noqa: S307 -- our own source
+            text = getattr(
+                annotation, "__forward_arg__", annotation
+            )  # in a NamedTuple of the standard library
+            pending.extend(named_tuples(eval(text, module, NAMES)))  # noqa: S307 -- our own source
     return found
 
 

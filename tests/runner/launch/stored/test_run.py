@@ -44,6 +44,6 @@ def test_nothing_is_tried_again_once_the_start_was_next(
 def test_a_host_is_ready_when_everything_is_acquired() -> None:
     host = CommandLineHost(is_new=False, tells=False)
     assert not host.is_ready
-    planned: Any = SimpleNamespace(limits=AssignedLimits())
+    planned: Any = SimpleNamespace(limits=AssignedLimits(), plan=SimpleNamespace(notes=()))
     host.see_ready(planned)
     assert host.is_ready
