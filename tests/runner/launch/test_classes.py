@@ -52,9 +52,8 @@ def reachable(root: type) -> set[type]:
         # Not get_type_hints: it takes the words of our own Literal (sandbox/speed/typed.py) for names.
         module = vars(sys.modules[each.__module__])
         for annotation in each.__annotations__.values():
-            text = getattr(
-                annotation, "__forward_arg__", annotation
-            )  # in a NamedTuple of the standard library
+            # As a typing.NamedTuple has it.
+            text: Any = getattr(annotation, "__forward_arg__", annotation)
             pending.extend(named_tuples(eval(text, module, NAMES)))  # noqa: S307 -- our own source
     return found
 
