@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import SPARE_UID, SYSTEM_PATH, Caller
+from tests.conftest import ROOT, SPARE_UID, SYSTEM_PATH, Caller
 
 pytestmark = [pytest.mark.launches, pytest.mark.usefixtures("nothing_left")]
 
@@ -273,3 +275,52 @@ def test_wrong_words(runner_as_user: Caller) -> None:
         assert done.returncode == 2 and said in done.stderr, done.stderr
     assert runner_as_user("changes").stdout == "no changes wait\n"
     assert runner_as_user("discard", "--all").returncode == 0
+
+
+# A folder on a small disk of its own, which is there in this process's mounts only.
+_ON_SMALL_DISK = """
+set -e
+place=$0 runner=$1
+mount -t tmpfs -o size=1m,uid=$2,gid=$2,mode=755 none "$place"
+printf 'old\\n' > "$place/a"; chown "$2:$2" "$place/a"
+runner() { "$runner" -m runner "$@"; }
+runner run --write "$place" --staged -- sh -c 'head -c 4m /dev/zero > "$0/big"; echo new > "$0/a"' "$place"
+found='import json, sys
+print(*(each["id"] for each in json.load(sys.stdin)["changesets"] if sys.argv[1] in each["folders"]))'
+id=$(runner changes --json | "$runner" -c "$found" "$place")
+status=0; runner apply "$id" || status=$?
+echo "first: $status $(cat "$place/a") $(ls -A "$place" | tr '\\n' ' ')"
+mount -o remount,size=16m "$place"
+runner apply "$id"
+echo "then: $(cat "$place/a") $(stat -c %s "$place/big") $(ls -A "$place" | tr '\\n' ' ')"
+"""
+
+
+@pytest.mark.needs("root")
+def test_a_full_disk(plugin_dir: Path) -> None:
+    """What fits is taken, what does not is left whole, and nothing lies around."""
+    place = plugin_dir / "place"
+    place.mkdir()
+    words = ["unshare", "--mount", "sh", "-c", _ON_SMALL_DISK, str(place), sys.executable, str(SPARE_UID)]
+    environ = {"PATH": SYSTEM_PATH, "HOME": str(plugin_dir), "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"}
+    done = subprocess.run(words, capture_output=True, text=True, env=environ, cwd="/")
+    assert done.returncode == 0, done.stderr
+    assert "first: 1 new a" in done.stdout and "No space left on device" in done.stderr
+    assert f"then: new {4 << 20} a big" in done.stdout and ".runner" not in done.stdout
+
+
+@pytest.mark.broad
+@pytest.mark.bound(600)
+def test_a_hundred_thousand_files(project: Project) -> None:
+    make = (
+        "import os, sys\n"
+        "for number in range(1000):\n"
+        "    os.mkdir(f'{sys.argv[1]}/d{number}')\n"
+        "    for each in range(100):\n"
+        "        open(f'{sys.argv[1]}/d{number}/f{each}', 'w').write(str(each))\n"
+    )
+    name = project.stage(f'exec python3 -c "$(printf %s {shlex.quote(make)})" "$1"')
+    assert project.verb("diff", name, "--stat").splitlines()[-1] == "101000 added, 0 modified, 0 removed"
+    done = project.caller("apply", name, timeout=300)
+    assert done.returncode == 0 and "applied: 101000 added" in done.stdout
+    assert sum(len(files) for _, _, files in os.walk(project.folder)) == 100_004
