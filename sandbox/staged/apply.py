@@ -18,7 +18,7 @@ import os
 import stat
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from sandbox.files import write_all
 from sandbox.paths.walk import close, walk_below
@@ -32,6 +32,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DRAFT = "draft"
+_TRIES = 100
 _CHANGED = "it was changed meanwhile"
 
 
@@ -65,11 +66,14 @@ def apply(changeset: Changeset, changes: Sequence[Change], forced: Collection[st
 
 
 def recover(changeset: Changeset, *, undo: bool = False) -> None:
-    """Finish what a killed application was doing, or with `undo` take it back. Within `locked`, before the
-    folder is compared with its layer. Raises OSError and StagingRefused."""
+    """Finish what a killed application was doing, or with `undo` take it back, where the folder is still
+    there. Within `locked`, before the folder is compared with its layer. Raises OSError and
+    StagingRefused."""
     progress = read_journal(changeset)
     for number, (name, inode) in progress.drafts.items():
         with ExitStack() as stack:
+            if undo:
+                stack.enter_context(suppress(StagingRefused))
             _, folder = stack.enter_context(open_folder(changeset, number))
             try:
                 drafts = os.open(name, _FOLDER, dir_fd=folder)
@@ -240,7 +244,10 @@ class _Application:
         with _writable(above):
             _rename(above, name, self._drafts, _DRAFT, _NOREPLACE)
             if identity(os.stat(_DRAFT, dir_fd=self._drafts, follow_symlinks=False)) != change.before:
-                _rename(self._drafts, _DRAFT, above, name, _NOREPLACE)
+                try:
+                    _rename(self._drafts, _DRAFT, above, name, _NOREPLACE)
+                except FileExistsError:
+                    self._keep(above)
                 raise _Conflict
         _drop(self._drafts, self._journal)
 
@@ -303,11 +310,18 @@ class _Application:
             _drop(self._drafts, self._journal)
             return
         # Somebody was faster, and may be so again: what is left here in the end is ours.
-        while True:
+        for _ in range(_TRIES):
             _rename(self._drafts, _DRAFT, above, name, _EXCHANGE)
             if os.stat(_DRAFT, dir_fd=self._drafts, follow_symlinks=False).st_ino == ours:
                 raise _Conflict
             ours = os.stat(name, dir_fd=above, follow_symlinks=False).st_ino
+        self._keep(above)
+
+    def _keep(self, above: int) -> NoReturn:
+        """The draft is somebody's work, and its name is taken: leave it beside that. Raises OSError."""
+        kept = f"{self._name}.kept"
+        _rename(self._drafts, _DRAFT, above, kept, _NOREPLACE)
+        raise OSError(errno.EBUSY, f"another program keeps replacing it, and one version of it is {kept} now")
 
     def _begin(self, change: Change) -> None:
         if change.kind == "folder":

@@ -11,10 +11,13 @@ No link is followed and no other mount is entered, in the layer and in the folde
 from __future__ import annotations
 
 import errno
+import math
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from itertools import islice
 from typing import Literal, NamedTuple
 
 from sandbox.paths.guarded import BARE_SIGNS, COMMON, VERSION_CONTROL, GuardedName, find_row, is_guarded
@@ -24,6 +27,7 @@ from sandbox.staged.store import Changeset, StagingRefused, read_folders, write_
 _MARK = "user.overlay."
 _OPAQUE, _ORIGIN = _MARK + "opaque", _MARK + "origin"
 _KNOWN_MARKS = frozenset({_OPAQUE, _ORIGIN, _MARK + "impure", _MARK + "uuid"})
+MOST_CHANGES = 1_000_000  # of one folder: each takes about a kilobyte
 _MOST_DEPTH = 200
 _MOST_FOLDERS = 100_000
 _PIECE_BYTES = 1 << 20
@@ -68,12 +72,37 @@ class Judge(NamedTuple):
 
 def changes_of(changeset: Changeset, judge: Judge) -> Iterator[Change]:
     """All changes: removed names from the bottom up, then added and modified ones from the top down. Raises
-    StagingRefused if a folder is not the one it was."""
+    StagingRefused if a folder is not the one it was, and if there are too many."""
     for number in range(len(changeset.folders)):
         with open_folder(changeset, number) as (layer, folder):
-            found = list(_Comparison(changeset, number, judge, layer, folder).all())
+            found = list(islice(_Comparison(changeset, number, judge, layer, folder).all(), MOST_CHANGES + 1))
+        if len(found) > MOST_CHANGES:
+            hint = f"discard it; what it wrote is in {changeset.layer(number)}"
+            raise StagingRefused(f"{changeset.id} has more than {MOST_CHANGES:,} changes", hint)
         yield from (each for each in found if each.act == "D")
         yield from (each for each in found if each.act != "D")
+
+
+def glance(
+    changeset: Changeset, judge: Judge, *, most: int = 10_000, seconds: float = 2.0
+) -> tuple[list[Change], bool]:
+    """The first changes, for a summary at the end of a launch, and whether these are all of them. What ran
+    does not decide how long that takes. Raises StagingRefused."""
+    found: list[Change] = []
+    until = time.monotonic() + seconds
+    with suppress(_OutOfTime):
+        for number in range(len(changeset.folders)):
+            with open_folder(changeset, number) as (layer, folder):
+                for change in _Comparison(changeset, number, judge, layer, folder, until).all():
+                    if len(found) == most:
+                        return found, False
+                    found.append(change)
+        return found, True
+    return found, False
+
+
+class _OutOfTime(Exception):
+    pass
 
 
 @contextmanager
@@ -146,7 +175,17 @@ class _Compared(NamedTuple):
 class _Comparison:
     """One folder with its layer."""
 
-    def __init__(self, changeset: Changeset, number: int, judge: Judge, layer: int, folder: int) -> None:
+    def __init__(
+        self,
+        changeset: Changeset,
+        number: int,
+        judge: Judge,
+        layer: int,
+        folder: int,
+        until: float = math.inf,
+    ) -> None:
+        """`until`: raises _OutOfTime then, on the monotonic clock."""
+        self._until = until
         self._changeset, self._number, self._judge = changeset, number, judge
         self._top = _Compared("", layer, folder)
         self._real = changeset.folders[number].real
@@ -175,6 +214,7 @@ class _Comparison:
                 yield from self._removed(_join(place.path, name), place.folder, name, place)
 
     def _name(self, place: _Compared, name: str, depth: int) -> Iterator[Change]:
+        self._look_at_clock()
         path = _join(place.path, name)
         status = _status(name, place.layer)
         before = None if place.folder is None else _status(name, place.folder)
@@ -240,6 +280,7 @@ class _Comparison:
 
     def _removed(self, path: str, above: int, name: str, place: _Compared) -> Iterator[Change]:
         """A name of the folder that is gone, and everything below it."""
+        self._look_at_clock()
         status = _status(name, above)
         if status is None:
             return
@@ -270,6 +311,10 @@ class _Comparison:
             return
         change = self._by_name(change)
         yield change if change.rule else change._replace(rule=place.rule, reason=place.reason)
+
+    def _look_at_clock(self) -> None:
+        if time.monotonic() > self._until:
+            raise _OutOfTime
 
     # --- what somebody else has done ------------------------------------------------------------------------
 
@@ -408,6 +453,7 @@ class _Comparison:
             if user_attributes(new.fileno()) != user_attributes(old.fileno()):
                 return False
             while piece := new.read(_PIECE_BYTES):
+                self._look_at_clock()
                 if piece != _read_exactly(old.fileno(), len(piece)):
                     return False
         return True

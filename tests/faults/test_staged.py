@@ -5,6 +5,8 @@ Whatever happened, each file is the old one or the new one, and the next applica
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import shutil
 import signal
@@ -16,7 +18,7 @@ import pytest
 
 from sandbox.staged.apply import apply, recover
 from sandbox.staged.layer import changes_of
-from tests.conftest import Caller
+from tests.conftest import SPARE_UID, Caller
 from tests.faults.inject import Fault
 from tests.faults.scenes import Ran, Scene, by_turns, each_of, select
 from tests.layers_by_hand import JUDGE, Staged, file, folder, link, removed, stage
@@ -107,3 +109,32 @@ def test_an_application(
     )
     killed = kinds if each else by_turns(scene, kinds, 4)
     scene.sweep([*faults, *(Fault(place, signal=signal.SIGKILL) for place in killed)], at_once=1)
+
+
+@pytest.mark.launches
+@pytest.mark.both_callers
+def test_a_mount_that_is_refused(runner_as: Caller, plugin_dir: Path) -> None:
+    """The overlay or any other: it writes to its layer or it does not run, and never to the folder itself."""
+    folder = plugin_dir / "folder"
+    folder.mkdir()
+    owner = runner_as.uid or SPARE_UID
+    os.chown(folder, owner, owner)
+    words = ["run", "--write", str(folder), "--staged", "--", "/bin/sh", "-c", f"echo x > {folder}/new"]
+
+    def is_untouched(ran: Ran, fault: Fault | None) -> Iterable[str]:
+        found = json.loads(runner_as("changes", "--json").stdout)["changesets"]
+        own = {str(each["id"]) for each in found if str(folder) in each["folders"]}
+        if os.listdir(folder):
+            yield "it has written to the folder"
+            (folder / "new").unlink()
+        if (ran.status == 0) != bool(own):
+            yield f"it ended with {ran.status}, and there waits {own}"
+        for each in own:
+            assert runner_as("discard", each).returncode == 0
+
+    scene = Scene(runner_as, words, is_untouched)
+    for ran, wrong in [scene.run(None)]:
+        assert ran.status == 0 and not wrong and list(is_untouched(ran, None)) == []
+        places = [place for place in ran.places if (place.role, place.call) == ("init", "mount")]
+    assert places
+    scene.sweep([Fault(place, errno.EPERM) for place in places], at_once=1)

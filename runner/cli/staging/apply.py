@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 
 from runner.cli.shared.text import say
-from runner.cli.staging.diff import add_choice, say_refused, summary
+from runner.cli.staging.diff import add_choice, say_error, say_refused, summary
 from runner.cli.staging.select import absolute, changes, choose, place_of, require_changes
 from runner.outcome import EXIT
 from sandbox.document.diagnostic import printable
@@ -41,11 +41,7 @@ def run(args: argparse.Namespace) -> int:
     except StagingRefused as refused:
         return say_refused(NAME, refused)
     except OSError as error:
-        say(
-            f"runner apply: {error.strerror}"
-            + (f": {printable(str(error.filename))}" if error.filename else "")
-        )
-        return _LEFT
+        return say_error(NAME, error)
 
 
 def take(changeset: Changeset, paths: Sequence[str] = (), force: Sequence[str] = ()) -> int:

@@ -9,20 +9,21 @@ import sys
 from runner.cli.shared.text import say
 from runner.cli.staging.apply import take
 from runner.cli.staging.diff import lines, say_refused, summary
-from runner.cli.staging.select import changes
+from runner.cli.staging.select import changes, judge_of
 from sandbox.document.diagnostic import printable
+from sandbox.staged.layer import glance
 from sandbox.staged.store import Changeset, StagingRefused, locked, remove_changeset
 
 
 def tell_or_ask(changeset: Changeset) -> None:
     try:
-        found = changes(changeset, (), os.environ)
-        if not found:  # what it wrote is as it was
+        found, is_all = glance(changeset, judge_of(changeset, os.environ))
+        if is_all and not found:  # what it wrote is as it was
             with locked(changeset):
                 remove_changeset(changeset)
             return
         places = ", ".join(printable(each.real) for each in changeset.folders)
-        say(f"runner: changes of {places} wait: {summary(found)}")
+        say(f"runner: changes of {places} wait: {'' if is_all else 'at least '}{summary(found)}")
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             say(f"    runner diff {changeset.id}; then runner apply or runner discard {changeset.id}")
             return
@@ -36,7 +37,7 @@ def tell_or_ask(changeset: Changeset) -> None:
                 with locked(changeset):
                     remove_changeset(changeset)
             elif answer in ("l", "look"):
-                for line in lines(changeset, found, text=True):
+                for line in lines(changeset, changes(changeset, (), os.environ), text=True):
                     say(line)
                 continue
             else:

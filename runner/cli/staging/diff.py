@@ -54,11 +54,7 @@ def run(args: argparse.Namespace) -> int:
     except StagingRefused as refused:
         return say_refused(NAME, refused)
     except OSError as error:
-        say(
-            f"runner diff: {error.strerror}"
-            + (f": {printable(str(error.filename))}" if error.filename else "")
-        )
-        return _FAILED
+        return say_error(NAME, error)
     return EXIT["ok"]
 
 
@@ -66,6 +62,12 @@ def say_refused(verb: str, refused: StagingRefused) -> int:
     say(f"runner {verb}: {printable(str(refused))}")
     say(f"    {printable(refused.hint)}")
     return USAGE_ERROR
+
+
+def say_error(verb: str, error: OSError) -> int:
+    place = f": {printable(str(error.filename))}" if error.filename else ""
+    say(f"runner {verb}: {error.strerror}{place}")
+    return _FAILED
 
 
 def lines(changeset: Changeset, found: Sequence[Change], *, text: bool) -> Iterator[str]:

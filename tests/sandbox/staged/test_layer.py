@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from sandbox.staged.layer import glance
 from sandbox.staged.store import MOST_KEPT, Changeset, StagingRefused
 from tests.conftest import ROOT
-from tests.layers_by_hand import Staged, file, folder, link, removed, stage
+from tests.layers_by_hand import JUDGE, Staged, file, folder, link, removed, stage
 from tests.tables import one_case
 
 
@@ -193,6 +194,17 @@ def test_a_store_that_keeps_no_attributes_is_refused(tmp_path: Path) -> None:
     words = ("unshare", "--mount", "sh", "-c", script, str(tmp_path), sys.executable, code)
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert "keeps no attributes of users" in done.stderr and os.listdir(tmp_path / "store") == []
+
+
+def test_a_glance_is_bounded(staged: Staged) -> None:
+    """What ran has chosen how much there is to look at."""
+    for act in (file("new/c"), removed("sub"), file("a", "old a\n")):
+        act(staged)
+    whole = [(each.act, each.path) for each in glance(staged.changeset, JUDGE)[0]]
+    assert len(whole) == 6 and glance(staged.changeset, JUDGE)[1]
+    assert [len(glance(staged.changeset, JUDGE, most=most)[0]) for most in (2, 6)] == [2, 6]
+    assert [glance(staged.changeset, JUDGE, most=most)[1] for most in (2, 5, 6)] == [False, False, True]
+    assert glance(staged.changeset, JUDGE, seconds=0) == ([], False)
 
 
 def test_only_so_many_wait(tmp_path: Path) -> None:

@@ -211,6 +211,16 @@ def test_thousands_of_files_and_folders_in_place_of_others(project: Project) -> 
     assert (project.folder / "node_modules/p8/lib/1").read_text() == "8 1\n"
 
 
+def test_a_folder_that_is_gone(project: Project) -> None:
+    """Part of it was applied before."""
+    name = project.stage("echo x > $1/a; echo x > $1/b")
+    project.verb("apply", name, "a")
+    project.folder.rename(project.folder.with_name("moved"))
+    for verb in ("diff", "apply"):
+        assert f"{project.folder} cannot be compared" in project.verb(verb, name, ends=2)
+    assert f"discarded {name}" in project.verb("discard", name)
+
+
 def test_a_folder_that_was_put_in_the_place_of_another(project: Project) -> None:
     """Its files are older than the run, and so is what its own times say."""
     other = project.folder.with_name("other")
@@ -238,6 +248,17 @@ def test_where_nothing_can_be_staged_nothing_starts(runner_as_root: Caller, plug
         words = ("run", "--write", str(folder / name), "--staged", "--", "sh", "-c", f"echo x > {folder}/b")
         done = runner_as_root(*words)
         assert done.returncode == 126 and why in done.stderr and os.listdir(folder) == ["a"]
+
+
+def test_a_guarded_link_into_the_folder_is_refused(project: Project) -> None:
+    """It leads to a file that would be applied as any other, and that git runs."""
+    (project.folder / ".git/hooks").mkdir(parents=True)
+    (project.folder / ".git/HEAD").write_text("ref: refs/heads/main\n")
+    (project.folder / ".git/hooks/pre-commit").symlink_to("../../a")
+    for path in project.folder.rglob("*"):
+        os.chown(path, project.owner, project.owner, follow_symlinks=False)
+    done = project.run("echo evil >> $1/a", ends=126)
+    assert "symbolic link" in done.stderr and "narrower folder" in done.stderr
 
 
 def test_options_of_others_that_stage(
