@@ -34,8 +34,9 @@ class Staged:
 
 
 @contextmanager
-def stage(home: Path, owner: int | None = None) -> Iterator[Staged]:
-    """A folder with some files, and an empty layer. The store is not root's, which all of the machine has."""
+def stage(home: Path, owner: int | None = None, roots: tuple[str, ...] = ()) -> Iterator[Staged]:
+    """A folder with some files, and an empty layer. The store is not root's, which all of the machine has.
+    `owner`: of the folder; `roots`: files in it that are root's all the same."""
     folder = home / "folder"
     for name in ("sub/deep/x", "sub/y", "a", "b"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -44,6 +45,8 @@ def stage(home: Path, owner: int | None = None) -> Iterator[Staged]:
     if owner is not None:
         for path in (folder, *folder.rglob("*")):
             os.chown(path, owner, owner, follow_symlinks=False)
+    for name in roots:
+        os.chown(folder / name, 0, 0)
     ids = (os.geteuid(), os.getegid()) if owner is None else (owner, owner)
     status = folder.stat()
     known = StagedFolder(str(folder), status.st_dev, status.st_ino, ids)

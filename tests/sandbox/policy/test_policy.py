@@ -984,6 +984,22 @@ def test_a_list_of_too_many_ports_is_a_denial(
     assert len(result.network.hosts) == 64 and result.denials == ()
 
 
+def test_staged_writes_need_a_cage_and_a_bound() -> None:
+    free = PLAIN._replace(unsandboxed=True)
+    spec = SandboxSpec(enabled=False)
+    for result in (
+        given(spec._replace(staged=True), free),
+        given(spec, free, overrides=Overrides(staged=True)),
+    ):
+        assert result.unsandboxed and rules(result) == [("staged", True)]
+    assert given(spec, free).denials == ()
+    ceiling = PLAIN._replace(limits=(("disk", LimitRule(ceiling=1 << 20)),))
+    wanted = SandboxSpec(staged=True)
+    assert [given(wanted, each).limits.disk for each in (PLAIN, ceiling)] == [8 << 30, 1 << 20]
+    assert given(SandboxSpec(), PLAIN).limits.disk is None
+    assert given(wanted._replace(limits=Limits(disk=4096)), ceiling).limits.disk == 4096
+
+
 @pytest.mark.parametrize("mode", ["allowlist", "open", "host"])
 @pytest.mark.parametrize(
     ("asked", "rule", "hint"),

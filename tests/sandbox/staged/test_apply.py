@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import stat
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -224,25 +227,94 @@ def test_half_of_another_kind(staged: Staged) -> None:
 
 
 @pytest.mark.needs("root")
-def test_roots_files_stay_roots(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["sub", "new"])  # that was there, and that was made
+def test_roots_files_stay_roots(tmp_path: Path, name: str) -> None:
     """The owner of the folder puts root's folder in the place of one that is applied."""
-    with stage(tmp_path, owner=SPARE_UID) as staged:
-        for act in (file("a"), file("new/c"), folder("sub", 0o777)):
+    with stage(tmp_path, owner=SPARE_UID, roots=("b",)) as staged:
+        for act in (file("a"), file("b"), file("new/c"), folder("sub", 0o777)):
             act(staged)
         secret = staged.folder / "secret"
         secret.mkdir(0o700)
-        (secret / "key").write_text("root's")
-        (secret / "key").chmod(0o600)
         found = list(changes_of(staged.changeset, JUDGE))
         taken = {}
         for each in apply(staged.changeset, found):
             taken[each.change.path] = each.fault
-            for drafts in staged.folder.glob(".runner.*"):
-                assert (drafts.stat().st_uid, drafts.stat().st_mode & 0o777) == (0, 0o700)
-            if each.change.path == "a":
-                (staged.folder / "sub").rename(staged.folder / "sub2")
-                secret.rename(staged.folder / "sub")
-        assert taken["a"] == "" and taken["sub"].startswith("conflict")
-        status = (staged.folder / "sub").stat()
+            [drafts] = staged.folder.glob(".runner.*")
+            assert (drafts.stat().st_uid, drafts.stat().st_mode & 0o777) == (0, 0o700)
+            if each.change.path == "new/c":  # the modes of folders come last
+                (staged.folder / name).rename(staged.folder / "away")
+                secret.rename(staged.folder / name)
+        assert taken["a"] == "" and taken[name].startswith("conflict")
+        status = (staged.folder / name).stat()
         assert (status.st_uid, status.st_mode & 0o777) == (0, 0o700)
-        assert {path.stat().st_uid for path in (staged.folder / "a", staged.folder / "new/c")} == {SPARE_UID}
+        # What was root's and is replaced is the owner's: its content is.
+        assert {(staged.folder / each).stat().st_uid for each in ("a", "b")} == {SPARE_UID}
+
+
+# What somebody does just before a name of the folder is taken or given: by number, from 1.
+def _during(monkeypatch: pytest.MonkeyPatch, acts: dict[int, Callable[[], object]]) -> None:
+    import sandbox.staged.apply as module
+
+    real, numbers = module._rename, itertools.count(1)
+
+    def rename(*words: Any) -> None:
+        acts.get(next(numbers), lambda: None)()
+        real(*words)
+
+    monkeypatch.setattr(module, "_rename", rename)
+
+
+def _saves(path: Path, text: str) -> Callable[[], object]:
+    """As editors do: a new file is renamed to its place."""
+
+    def act() -> None:
+        (path.parent / "saved").write_text(text)
+        (path.parent / "saved").rename(path)
+
+    return act
+
+
+@pytest.mark.parametrize(
+    ("removes", "acts", "expected"),
+    [
+        (False, {1: "in place"}, "one\n"),
+        (False, {1: "saved"}, "one\n"),
+        (False, {1: "saved", 2: "saved"}, "two\n"),  # the newest stays
+        (True, {1: "in place"}, "one\n"),
+        (True, {1: "saved"}, "one\n"),
+        (True, {1: "in place", 2: "saved"}, "two\n"),  # and the other is beside it
+    ],
+)
+def test_somebody_writes_between_two_steps(
+    staged: Staged, monkeypatch: pytest.MonkeyPatch, removes: bool, acts: dict[int, str], expected: str
+) -> None:
+    (removed("a") if removes else file("a"))(staged)
+    path, texts = staged.folder / "a", {1: "one\n", 2: "two\n"}
+    found = list(changes_of(staged.changeset, JUDGE))
+    _during(
+        monkeypatch,
+        {
+            number: partial(path.write_text, texts[number])
+            if how == "in place"
+            else _saves(path, texts[number])
+            for number, how in acts.items()
+        },
+    )
+    [done] = apply(staged.changeset, found)
+    assert done.fault and path.read_text() == expected
+    kept = [each.read_text() for each in staged.folder.glob(".runner.*.kept")]
+    assert kept == (["one\n"] if removes and len(acts) == 2 else [])
+    assert not [each for each in staged.folder.glob(".runner.*") if each.is_dir()]
+
+
+def test_somebody_elses_folder_in_the_place_of_our_drafts(staged: Staged) -> None:
+    """Nothing in it is touched, whatever its name is."""
+    other = staged.folder / ".runner.0123"
+    other.mkdir()
+    (other / "draft").write_text("somebody's")
+    journal = Journal(staged.changeset)
+    journal.note("drafts", 0, other.name, other.stat().st_ino + 1)
+    journal.note("draft", 0, "a", None)
+    journal.close()
+    recover(staged.changeset)
+    assert (other / "draft").read_text() == "somebody's"

@@ -3,6 +3,7 @@ overlayfs does not make all of them."""
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from sandbox.staged.layer import glance
 from sandbox.staged.store import MOST_KEPT, Changeset, StagingRefused
-from tests.conftest import ROOT
+from tests.conftest import ROOT, SPARE_UID
 from tests.layers_by_hand import JUDGE, Staged, file, folder, link, removed, stage
 from tests.tables import one_case
 
@@ -82,7 +83,7 @@ def _deep(staged: Staged) -> None:
         ((link("k", "sub"), link("l", "k/y")), [("A", "k", ""), ("A", "l", "link")]),
         ((link("sub/l", "../a"),), [("A", "sub/l", "")]),
         # What it goes down into may become a link later.
-        ((link("l", "later/../../x"),), [("A", "l", "link")]),
+        ((link("sub/l", "later/../../x"),), [("A", "sub/l", "link")]),
         # Folders have no rights of their own, and set-gid comes from above.
         ((folder("g", 0o2755),), [("A", "g", "")]),
         # What programs outside obey, in any spelling, and what is below it.
@@ -194,6 +195,38 @@ def test_a_store_that_keeps_no_attributes_is_refused(tmp_path: Path) -> None:
     words = ("unshare", "--mount", "sh", "-c", script, str(tmp_path), sys.executable, code)
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     assert "keeps no attributes of users" in done.stderr and os.listdir(tmp_path / "store") == []
+
+
+@pytest.mark.needs("root")
+def test_what_belongs_to_nobody_who_ran_is_refused(staged: Staged) -> None:
+    file("a")(staged)
+    os.chown(staged.layer / "a", SPARE_UID, SPARE_UID)
+    assert staged.changes() == [("M", "a", "unreadable")]
+
+
+@pytest.mark.needs("root")
+def test_another_filesystem_below_the_folder_is_left_alone(tmp_path: Path) -> None:
+    code = (
+        "import subprocess, sys; from pathlib import Path; from tests.layers_by_hand import *\n"
+        "with stage(Path(sys.argv[1])) as staged:\n"
+        "    for act in (file('sub/y'), file('sub/new'), file('a')): act(staged)\n"
+        "    subprocess.run(['mount', '-t', 'tmpfs', 'none', staged.folder / 'sub'], check=True)\n"
+        "    print(staged.changes())\n"
+        "with stage(Path(sys.argv[1], 'other')) as staged:\n"
+        "    removed('sub')(staged)\n"
+        "    subprocess.run(['mount', '-t', 'tmpfs', 'none', staged.folder / 'sub/deep'], check=True)\n"
+        "    print({path: rule for _, path, rule in staged.changes()})\n"
+    )
+    words = ("unshare", "--mount", sys.executable, "-c", code, str(tmp_path))
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    one, other = map(ast.literal_eval, done.stdout.splitlines())
+    assert {path: rule for _, path, rule in one} == {
+        "a": "",
+        "sub": "mount",
+        "sub/new": "mount",
+        "sub/y": "mount",
+    }
+    assert other["sub/deep"] == "mount" and other["sub/y"] == ""
 
 
 def test_a_glance_is_bounded(staged: Staged) -> None:
