@@ -414,8 +414,8 @@ class _Comparison:
         return ""
 
     def _obeyed_names(self, place: _Compared, names: list[str]) -> frozenset[str]:
-        """The names of this folder that make it a bare repository, or that one runs. Whoever works in a
-        folder below it runs them."""
+        """The names of this folder that make it a bare repository, or that one runs: git runs its hooks, for
+        a command in any folder below it."""
         if not _SIGNS.intersection(names) and not _GIT_PARTS.intersection(names):
             return frozenset()
         if ".git" in place.path.lower().split("/"):

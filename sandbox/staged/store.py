@@ -1,10 +1,11 @@
 """The store of changesets: for each launch with staged writes, what it changed, until a person decides.
 
     STORE/ID/record     what ran, when, and over which folders
-    STORE/ID/lock       held, shared, as long as a process of its cage lives; exclusively by who applies it
+    STORE/ID/lock       held, shared, as long as a process of its cage lives; exclusively while it is applied
     STORE/ID/N/upper    what was changed in folder N, as overlayfs keeps it; it belongs to the plugin
     STORE/ID/N/work     what overlayfs needs while it is mounted
-    STORE/ID/journal    of an application: what a crash would leave in the folder (apply.py)
+    STORE/ID/folders    which folders they were, at the end of the launch
+    STORE/ID/journal    of an application: what a crash would leave in the folder (journal.py)
 
 STORE is among the runner's own folders, which no plugin is shown. A changeset in which nothing was changed is
 removed when its launch ends.

@@ -64,7 +64,7 @@ ACTIONS: Actions = {
         ),
     ),
     "review": (
-        "say whether a package may be used, by whom and whose it is",
+        "change who may use a package, who owns it, and whether it may be used at all",
         (_ID, _PUBLISHER, _VERDICT, _FOR_ORG, add_socket),
     ),
     "withdraw": ("stop calls by the bindings of a package", (_ID, add_socket)),
