@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -14,7 +15,8 @@ def remove_tree(name: str, parent: int, owner: int) -> None:
     followed. Raises OSError.
 
     It works at any depth: directories two levels down are moved up before their parent is removed. So it
-    needs neither recursion nor one open directory for each level.
+    needs neither recursion nor one open directory for each level. Several processes may remove the same tree
+    at once: what one of them finds gone is what they all want.
     """
     top = _open(name, parent)
     try:
@@ -22,10 +24,12 @@ def remove_tree(name: str, parent: int, owner: int) -> None:
             raise OSError(errno.ESTALE, "it was replaced meanwhile")
         while entries := os.listdir(top):
             for entry in entries:
-                _remove(entry, top)
+                with suppress(FileNotFoundError):
+                    _remove(entry, top)
     finally:
         os.close(top)
-    os.rmdir(name, dir_fd=parent)
+    with suppress(FileNotFoundError):
+        os.rmdir(name, dir_fd=parent)
 
 
 def _remove(entry: str, top: int) -> None:

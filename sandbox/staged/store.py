@@ -230,7 +230,8 @@ def _remove(name: str, above: int) -> None:
     """At once for everybody who looks, however long it takes."""
     gone = f"{_GONE}{name}"
     os.rename(name, gone, src_dir_fd=above, dst_dir_fd=above)
-    remove_tree(gone, above, os.geteuid())
+    with suppress(FileNotFoundError):  # a launch that sweeps was faster
+        remove_tree(gone, above, os.geteuid())
 
 
 def _sweep(above: int) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,23 @@ def test_deep_closed_and_linked_directories(tmp_path: Path) -> None:
     remove(state)
     assert os.listdir("/proc/self/fd") == before
     assert not state.exists() and (victim / "file").exists()
+
+
+def test_two_remove_the_same_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a discard does, and a launch that finds what it has not removed yet."""
+    (tmp_path / "state/a/b/c").mkdir(parents=True)
+    for place in ("file", "a/file", "a/b/file"):
+        (tmp_path / "state" / place).touch()
+
+    def listed(fd: int, listdir: Callable[[int], list[str]] = os.listdir) -> list[str]:
+        found = listdir(fd)
+        if "b" in found:
+            shutil.rmtree(tmp_path / "state")
+        return found
+
+    monkeypatch.setattr(removal.os, "listdir", listed)
+    remove(tmp_path / "state")
+    assert not (tmp_path / "state").exists()
 
 
 @pytest.mark.parametrize("what", ["a link", "somebody else's"])

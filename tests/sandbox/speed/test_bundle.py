@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from runner.contracts.registry import contract_names
+from sandbox.identity.state import state_root
 from sandbox.speed.bundle_parts import PARTS
 from tests.conftest import ROOT, Caller
 from tests.manifests import nexo
@@ -377,6 +378,8 @@ def test_a_plugin_with_a_state_directory_has_a_bundle_of_its_own(
     start = (sys.executable, "-I", "-S", "-c", _STARTS, str(checkout.root), sysconfig.get_path("purelib"))
     words = ("exec", "--state-dir", str(plugin_dir / "state"), str(manifest))
     env = {"HOME": str(plugin_dir), "PATH": os.environ["PATH"], "RUNNER_DEBUG": "1"}
+    # The denylist has it, so a plan rests on whether it is there: another test may make root's meanwhile.
+    Path(state_root(env)).mkdir(parents=True, exist_ok=True)
     for is_kept in (False, False, True):  # the first makes the state directory, which the plan rests on
         assert not list((checkout.root / "sandbox/speed/__pycache__").glob("state.*bundle"))
         done = subprocess.run((*start, *words), env=env, cwd="/", capture_output=True, text=True)
