@@ -23,6 +23,7 @@ import select
 import time
 
 from sandbox.gate.audit import AuditPipe, ReaderGone, encode_line
+from sandbox.gate.calls import gate_filter
 from sandbox.gate.confine import (
     ConfinementError,
     close_others,
@@ -41,6 +42,7 @@ from sandbox.network.addresses import refusal
 from sandbox.network.egress import EgressLimits, EgressPlan, GateSockets
 from sandbox.network.rules import parse_rules
 from sandbox.network.sockets import MOST_SOCKETS, receive_sockets, send_ready
+from sandbox.seccomp.filter import machine_arch
 from sandbox.speed.signals import signal
 from sandbox.speed.typed import Callable, NoReturn
 
@@ -135,7 +137,8 @@ def run_gate(
         gate = PluginGate(plan, audit)
         gate.open(receive_sockets(channel), alive)
         _preload()
-        confine(identity, count_descriptors(plan.limits), lambda: _is_alive(alive))
+        program = gate_filter(machine_arch())
+        confine(identity, count_descriptors(plan.limits), lambda: _is_alive(alive), program)
         send_ready(channel)
         os.close(channel)
         code = EXIT_FAULT

@@ -14,7 +14,9 @@ from tests.conftest import ROOT, SPARE_UID, SYSTEM_PATH
 
 _START = """
 import ctypes, os, resource, signal, socket, sys, mmap
+from sandbox.gate.calls import gate_filter
 from sandbox.gate.confine import close_others, confine, leave_terminal
+from sandbox.seccomp.filter import machine_arch
 identity = (int(sys.argv[2]),) * 2 if sys.argv[2] != "-" else None
 def act():
     {act}
@@ -22,7 +24,7 @@ leave_terminal()
 out = os.dup(1)
 close_others([out])
 if sys.argv[1] == "confined":
-    confine(identity, 64, lambda: True)
+    confine(identity, 64, lambda: True, gate_filter(machine_arch()))
 try:
     act()
 except OSError as error:
@@ -87,7 +89,9 @@ def test_memory_has_a_limit() -> None:
 _STATE = """
 import json, os, resource, sys
 from sandbox.gate import confine as module
+from sandbox.gate.calls import gate_filter
 from sandbox.gate.confine import close_others, confine, leave_terminal
+from sandbox.seccomp.filter import machine_arch
 module.gate_filter = lambda arch: b"\\x06\\0\\0\\0\\0\\0\\xff\\x7f"  # allows everything, to look around
 fd = os.open("/dev/null", os.O_RDONLY)
 process = os.open("/proc/self", os.O_PATH)
