@@ -81,9 +81,9 @@ def start(
             )
         meters: list[Meter] = []
         if cell.gate is not None:
-            from sandbox.cell.egress import GateMeter
+            from sandbox.cell.beside import AuditMeter
 
-            meters.append(GateMeter(cell.gate))
+            meters.append(AuditMeter(cell.gate))
         if cell.lookups is not None:
             meters.append(cell.lookups)
         if cell.observer is not None:

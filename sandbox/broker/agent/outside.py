@@ -38,10 +38,13 @@ class Outside:
         loop.watch(connection.fileno(), READ, self._on_event)
 
     def ask(self, decision: Decision, take: Take) -> None:
-        """Pass a request on, in its turn. `take`: called with the answer. A client that has gone meanwhile
-        is asked for all the same: the person sees what was wanted."""
+        """Pass a request on, in its turn. `take`: called with the answer."""
         self._waiting.append((decision, take))
         self._ask_next()
+
+    def withdraw(self, take: Take) -> None:
+        """Forget what waits for this client, which has gone. What is under way cannot be taken back."""
+        self._waiting = deque(each for each in self._waiting if each[1] != take)
 
     def _ask_next(self) -> None:
         if not self._waiting or self._asked is not None or self._rests:

@@ -252,4 +252,5 @@ class _Client:
         if self.is_open:
             self.is_open = False
             self._agent.loop.retire(self._connection)
+            self._agent.outside.withdraw(self.take)
             self._agent.forget(self)
