@@ -11,8 +11,6 @@ import os
 import resource
 import struct
 
-from sandbox.gate.calls import gate_filter
-from sandbox.seccomp.filter import machine_arch
 from sandbox.speed.libc import Libc, addressof, get_errno, memory_at, open_libc, writable
 from sandbox.speed.signals import signal
 from sandbox.speed.typed import Callable, Collection
@@ -88,11 +86,12 @@ def follow_parent(alive: Callable[[], bool]) -> None:
         raise ConfinementError("the launching process has ended")
 
 
-def confine(identity: tuple[int, int] | None, descriptors: int, alive: Callable[[], bool]) -> None:
+def confine(
+    identity: tuple[int, int] | None, descriptors: int, alive: Callable[[], bool], program: bytes
+) -> None:
     """Take every step, or raise ConfinementError. `identity`: the uid and the gid to change to.
-    `descriptors`: how many may be open."""
+    `descriptors`: how many may be open. `program`: the filter of system calls."""
     libc = open_libc()
-    program = gate_filter(machine_arch())
     ruleset = _make_ruleset(libc)
     _set_limits(descriptors)
     if os.geteuid() == 0:

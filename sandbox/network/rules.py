@@ -14,8 +14,9 @@
 | GET,HEAD example.com:443/a/** | these requests to this name; ** stands for any path below    |
 | * example.com:443/a/*/b       | every method; * stands for anything within one segment       |
 
-Who has only rules about requests for a host gets no other requests there (sandbox/broker). A rule decides which names and addresses may be asked for. Whether the address of a name may be dialled is
-decided by addresses.py, after the name was resolved.
+Who has only rules about requests for a host gets no other requests there (sandbox/broker). A rule decides
+which names and addresses may be asked for. Whether the address of a name may be dialled is decided by
+addresses.py, after the name was resolved.
 """
 
 from __future__ import annotations
