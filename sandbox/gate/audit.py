@@ -18,6 +18,8 @@ except ImportError:  # another Python than CPython
 # PIPE_BUF: a write of up to so many bytes is atomic, so no line arrives in part.
 MOST_LINE_BYTES = 4096
 _MOST_TEXT_CHARACTERS = 300  # of a name, a rule or a reason
+_REQUEST = "request"  # the kind of the broker's lines
+_REQUEST_KEYS = frozenset(f"{_REQUEST} {verdict}" for verdict in ("allowed", "refused", "failed"))
 _MOST_REPEATED = 1024  # different lines whose repetitions are counted
 
 
@@ -60,11 +62,14 @@ class AuditPipe:
         if self._dropped and not self._write_dropped():
             self._dropped += 1
         elif not self._put(fields):
-            self._dropped += 1
-            try:
-                self._loop.watch(self._fd, WRITE, self._on_room)
-            except OSError:
-                pass  # the next line tries again
+            self._drop()
+
+    def _drop(self) -> None:
+        self._dropped += 1
+        try:
+            self._loop.watch(self._fd, WRITE, self._on_room)
+        except OSError:
+            pass  # the next line tries again
 
     def write_repeated(self, line: AuditLine) -> None:
         """Count the line, and write it the first, second, fourth, eighth time and so on, with that number in
@@ -76,6 +81,17 @@ class AuditPipe:
             del self._repeated[next(iter(self._repeated))]
         if count & (count - 1) == 0:
             self._write(line._replace(times=count))
+
+    def pass_on(self, message: bytes) -> None:
+        """Take what the broker says about a request: a verdict, a blank, and a line as encode_line() makes
+        it. Who reads the pipe checks the line."""
+        verdict, _, line = message.partition(b" ")
+        key = f"{_REQUEST} {verdict.decode('ascii', 'replace')}"
+        if key not in _REQUEST_KEYS or line.find(b"\n") != len(line) - 1:
+            return
+        self._counts[key] = self._counts.get(key, 0) + 1
+        if (self._dropped and not self._write_dropped()) or not self._put_line(line):
+            self._drop()
 
     def wait_for_room(self) -> None:
         """Make writes block from now on, so that no line is dropped."""
@@ -101,7 +117,9 @@ class AuditPipe:
         return False
 
     def _put(self, fields: Mapping[str, str | float]) -> bool:
-        line = encode_line(fields)
+        return self._put_line(encode_line(fields))
+
+    def _put_line(self, line: bytes) -> bool:
         try:
             return len(line) <= MOST_LINE_BYTES and os.write(self._fd, line) == len(line)
         except BlockingIOError:

@@ -55,11 +55,14 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
     "exit_group": (231, 94),
 }
 
+# Of a gate that hands connections over to a broker.
+HANDOVER: dict[str, tuple[int | None, int | None]] = {"sendmsg": (46, 211), "socketpair": (53, 199)}
+
 _FIONBIO = 0x5421  # used by setblocking()
 _F_SETPIPE_SZ = 1031
 _PROT_EXEC = 4
 _MAP_HUGETLB = 0x40000  # huge pages: no memory limit counts them
-_AF_INET, _AF_INET6, _AF_NETLINK = 2, 10, 16
+_AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK = 1, 2, 10, 16
 _SOCK_STREAM, _SOCK_DGRAM, _SOCK_KIND = 1, 2, 0xF
 _DEFAULT_PROTOCOL = 0  # TCP or UDP: not MPTCP, UDP-Lite or SCTP
 # The socket options that the gate sets. Others could attach programs to a socket.
@@ -67,9 +70,10 @@ _SOL_SOCKET, _SO_LINGER, _IPPROTO_TCP, _TCP_NODELAY = 1, 13, 6, 1
 _NETLINK_ROUTE = 0  # asks the kernel which addresses are this machine's (sandbox/network/addresses.py)
 
 
-def gate_filter(arch: str, *, without: Collection[str] = ()) -> bytes:
-    """The filter program for this architecture. System calls of another one, such as x32, kill the
-    process. `without`: names of calls that a process confined like the gate does not need."""
+def gate_filter(arch: str, *, broker: bool = False, without: Collection[str] = ()) -> bytes:
+    """The filter program for this architecture. System calls of another one, such as x32, kill the process.
+    `broker`: whether connections are handed over to one. `without`: calls that a process which is confined
+    like the gate never makes."""
     code = bpf.Assembler()
 
     def kill() -> int:
@@ -105,6 +109,7 @@ def gate_filter(arch: str, *, without: Collection[str] = ()) -> bytes:
     rules = {
         "setsockopt": code.load(bpf.argument_offset(1), level),
         "socket": code.load(bpf.argument_offset(0), family),
+        "socketpair": one_of(0, (_AF_UNIX,), allow(), kill()),
         "fcntl": one_of(1, (_F_SETPIPE_SZ,), allow(), kill()),
         "ioctl": one_of(1, (_FIONBIO,), allow(), kill()),
         "mmap": without_bits(2, _PROT_EXEC, without_bits(3, _MAP_HUGETLB)),
@@ -112,7 +117,7 @@ def gate_filter(arch: str, *, without: Collection[str] = ()) -> bytes:
     }
     column = _ARCHES.index(arch)
     place = kill()
-    for name, numbers in CALLS.items():
+    for name, numbers in {**CALLS, **(HANDOVER if broker else {})}.items():
         number = numbers[column]
         if number is not None and name not in without:
             place = code.branch(bpf.JEQ, number, rules.get(name) or allow(), place)

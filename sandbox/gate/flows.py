@@ -11,6 +11,7 @@ import struct
 from sandbox.gate.audit import AuditPipe
 from sandbox.gate.closed_ports import ClosedPorts
 from sandbox.gate.dial import Dial
+from sandbox.gate.handover import Handover, Ungiven
 from sandbox.gate.loop import BROKEN, READ, Handler, Loop, RateLimiter, Timer, accept
 from sandbox.gate.names import NameTable, is_synthetic
 from sandbox.gate.peek import MOST_FIRST_BYTES, read_clear_name
@@ -55,8 +56,10 @@ class Flows:
         table: NameTable,
         resolver: Resolver,
         audit: AuditPipe,
+        handover: Handover | None = None,
     ) -> None:
         self.loop = loop
+        self.handover = handover
         self.plan = plan
         self.resolver = resolver
         self.audit = audit
@@ -402,7 +405,12 @@ class Flow:
         flows, server, first = self._flows, self._server, self._first
         self._server, self._first = None, b""
         flows.loop.forget(self._client.fileno())
+        target, handover = self._target, flows.handover
         try:
+            if handover is not None and handover.reads(
+                target.host, target.port, loopback=self._rule.kind == "loopback"
+            ):
+                server = handover.give(server, target.host, target.port)
             self._pump = SplicePump(
                 flows.loop,
                 flows.pool,
@@ -413,6 +421,10 @@ class Flow:
                 flows.plan.limits.idle,
                 self._on_ending,
             )
+        except Ungiven as error:
+            self._server = server
+            self._finish("refused", str(error))
+            return
         except OSError as error:
             self._server = server
             self._finish("failed", f"broke: {error.strerror}")

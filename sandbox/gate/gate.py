@@ -33,6 +33,7 @@ from sandbox.gate.confine import (
     leave_terminal,
 )
 from sandbox.gate.flows import Flows
+from sandbox.gate.handover import Handover
 from sandbox.gate.loop import READ, Loop
 from sandbox.gate.name_server import MOST_CLIENTS, Answerer, NameRules, NameService
 from sandbox.gate.names import NameTable
@@ -115,29 +116,35 @@ class _Ended(Exception):
 
 
 def run_gate(
-    channel: int, plan: EgressPlan, audit: int, alive: int, identity: tuple[int, int] | None
+    channel: int,
+    plan: EgressPlan,
+    audit: int,
+    alive: int,
+    identity: tuple[int, int] | None,
+    broker: int = -1,
 ) -> NoReturn:
     """Confine this process and serve until the plugin has ended. Call it in a forked child of a process with
     one thread.
 
     `channel`: the socket on which the cell's init sends the listeners and waits for "g". `audit`: the pipe
     for audit lines. `alive`: a pipe from which a byte comes when the plugin has ended, and which is closed
-    when the gate has to end at once. `identity`: the uid and gid to change to, if root. A gate that cannot be
-    confined never writes the "g"; it writes {"kind": "fault", "reason": ...} to `audit`.
+    when the gate has to end at once. `identity`: the uid and gid to change to, if root. `broker`: the socket
+    to the broker, if the plan has one. A gate that cannot be confined never writes the "g"; it writes
+    {"kind": "fault", "reason": ...} to `audit`.
     """
     code = EXIT_UNCONFINED
     try:
         # The collector would touch objects of the launching process, and so copy the pages they are in.
         gc.freeze()
         leave_terminal()
-        close_others({channel, audit, alive})
+        close_others({channel, audit, alive} | ({broker} if broker >= 0 else set()))
         os.set_blocking(audit, False)
         follow_parent(lambda: _is_alive(alive))
         forget_environment()
-        gate = PluginGate(plan, audit)
+        gate = PluginGate(plan, audit, broker)
         gate.open(receive_sockets(channel), alive)
         _preload()
-        program = gate_filter(machine_arch())
+        program = gate_filter(machine_arch(), broker=broker >= 0)
         confine(identity, count_descriptors(plan.limits), lambda: _is_alive(alive), program)
         send_ready(channel)
         os.close(channel)
@@ -155,7 +162,7 @@ def run_gate(
 class PluginGate:
     """The event loop of one plugin's gate, with its name service and its connections."""
 
-    def __init__(self, plan: EgressPlan, audit: int) -> None:
+    def __init__(self, plan: EgressPlan, audit: int, broker: int = -1) -> None:
         self._plan = plan
         self._rules = parse_rules(plan.rules, ranges=True)
         self._names = NameRules(self._rules)
@@ -164,6 +171,9 @@ class PluginGate:
         upstream = read_upstream(lambda name: self._names.find(name) is not None)
         self._resolver = Resolver(self._loop, upstream)
         self._table = NameTable(plan.limits.names)
+        self._handover: Handover | None = None
+        if plan.broker is not None:
+            self._handover = Handover(self._loop, broker, parse_rules(plan.broker.hosts), self._audit)
         self._alive = -1
         self._flows: Flows | None = None
         self._service: NameService | None = None
@@ -173,7 +183,9 @@ class PluginGate:
         listeners = [socket.socket(fileno=fd) for fd in sockets.listeners]
         redirected = [socket.socket(fileno=fd) for fd in sockets.redirected]
         has_ipv6 = any(each.family == socket.AF_INET6 for each in (*listeners, *redirected))
-        self._flows = Flows(self._loop, self._plan, self._rules, self._table, self._resolver, self._audit)
+        self._flows = Flows(
+            self._loop, self._plan, self._rules, self._table, self._resolver, self._audit, self._handover
+        )
         self._flows.listen(listeners, redirected)
         for fd in sockets.closed_ports:
             self._flows.watch_closed_ports(socket.socket(fileno=fd))

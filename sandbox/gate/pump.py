@@ -199,7 +199,8 @@ class SplicePump:
         self._look_seconds = _FIRST_LOOK_SECONDS
         meter.count(len(first))
         for connection in (client, server):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if connection.family != socket.AF_UNIX:
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             reset_on_close(connection)
         loop.watch(client.fileno(), READ, self._on_client)
         loop.watch(server.fileno(), READ, self._on_server)
@@ -399,6 +400,8 @@ class SplicePump:
         self._settle()
 
     def _is_acknowledged(self) -> bool:
+        if self._up.sink.family == socket.AF_UNIX:
+            return False  # the broker closes its end when the server has everything
         end = _BYTES_ACKED_OFFSET + _BYTES_ACKED.size
         info = self._up.sink.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, end)
         if len(info) < end:

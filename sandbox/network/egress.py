@@ -7,6 +7,7 @@ to them, and makes the real ones. From the synthetic address it knows the name.
 
 from __future__ import annotations
 
+from sandbox.network.credentials import BrokerPlan
 from sandbox.spec import NAME_SERVER
 from sandbox.speed.value import NamedTuple
 
@@ -49,6 +50,7 @@ class EgressPlan(NamedTuple):
     # Ports on which the name in clear text (TLS server name, HTTP Host) has to match.
     judged_ports: tuple[int, ...] = (80, 443)
     every_port: bool = False  # a rule is for every port, which needs the redirection (redirect.py)
+    broker: BrokerPlan | None = None  # what reads some of the connections
 
 
 class GateSockets(NamedTuple):
@@ -64,7 +66,7 @@ class GateSockets(NamedTuple):
 class AuditLine(NamedTuple):
     """One connection or one DNS question, allowed or refused."""
 
-    kind: str  # "dns" | "connect"; "gate" only in live events, if the gate ended early
+    kind: str  # "dns" | "connect" | "request"; "gate" only in live events, if the gate ended early
     name: str  # the normalised host name, or the address if there is no name
     port: int  # 0 for dns
     verdict: str  # "allowed" | "refused" | "failed" (allowed, but not reachable)
@@ -75,3 +77,8 @@ class AuditLine(NamedTuple):
     received: int = 0
     seconds: float = 0.0
     times: int = 1  # repetitions have a line for the first, second, fourth, eighth time and so on
+    # Of a request that the broker has read. Never with a query, and never with a value.
+    method: str = ""
+    path: str = ""
+    status: int = 0  # of the answer
+    credential: str = ""  # names of those that were put in

@@ -11,9 +11,12 @@
 | 192.0.2.7:443, [2001:db8::7]  | this address                                                 |
 | 10.0.0.0/8:5432, [fd00::]/8   | every address of a range; for operators only                 |
 | localhost:6379                | this port of this machine, by no other name or address       |
+| GET,HEAD example.com:443/a/** | these requests to this name; ** stands for any path below    |
+| * example.com:443/a/*/b       | every method; * stands for anything within one segment       |
 
-A rule decides which names and addresses may be asked for. Whether the address of a name may be dialled is
-decided by addresses.py, after the name was resolved.
+Who has only rules about requests for a host gets no other requests there (sandbox/broker). A rule decides
+which names and addresses may be asked for. Whether the address of a name may be dialled is decided by
+addresses.py, after the name was resolved.
 """
 
 from __future__ import annotations
@@ -35,20 +38,32 @@ EVERY_PORT: Ports = ((1, LAST_PORT),)
 
 _NUMBER = re.compile(r"[1-9][0-9]{0,4}\Z", re.ASCII)
 _RANGE = re.compile(r"(?P<first>\S+?|\[\S+?\])/(?P<bits>0|[1-9][0-9]{0,2})\Z", re.ASCII)
+_METHOD = re.compile(r"[A-Z][A-Z-]{0,31}\Z", re.ASCII)
+# Without an empty segment, and without one of dots: no two readers read it differently.
+_PATH = re.compile(r"(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~!$&'()*+,;=:@-]+)*/?\Z", re.ASCII)
+NEVER_ALLOWED = ("CONNECT", "TRACE")
 
 
 class HostRule(NamedTuple):
     kind: Literal["any", "below", "name", "address", "range", "loopback"]
     host: str  # "" for "any"; the name, the address or the range; example.com for *.example.com
     ports: Ports
+    methods: tuple[str, ...] | None = None  # of a rule about requests; (): every one. None: of another rule
+    path: str = ""  # a pattern of paths; "": every one
 
     def __str__(self) -> str:
         """The rule as it is written. parse_rule() reads it back."""
+        if self.methods is not None:
+            return f"{','.join(self.methods) or '*'} {self.without_requests()}{self.path}"
         host = {"any": "*", "below": f"*.{self.host}"}.get(self.kind, self.host)
         if ":" in host:
             address, slash, bits = host.partition("/")
             host = f"[{address}]{slash}{bits}"
         return f"{host}:{_write_ports(self.ports)}"
+
+    def without_requests(self) -> HostRule:
+        """The connections on which the requests may be made."""
+        return self._replace(methods=None, path="")
 
 
 def parse_rule(text: str, *, default_ports: Iterable[int] = (), ranges: bool = False) -> HostRule:
@@ -61,6 +76,9 @@ def parse_rule(text: str, *, default_ports: Iterable[int] = (), ranges: bool = F
         host = text.partition("://")[2].partition("/")[0].rpartition("@")[2]
         shown = host if host.isascii() and host.isprintable() and host else "example.com:443"
         raise ValueError(f"is a URL; write the host only, as in {shown}")
+    words, blank, place = text.partition(" ")
+    if blank and not set(words) & set(".:["):
+        return _parse_requests(words, place, default_ports)
     host, ports = _split(text)
     if ports is None:
         usual = merge_ports((port, port) for port in default_ports)
@@ -73,7 +91,8 @@ def parse_rule(text: str, *, default_ports: Iterable[int] = (), ranges: bool = F
     if "/" in host:
         if not ranges:
             raise ValueError(
-                "contains a slash: a rule has no path, and ranges of addresses are for operators"
+                "contains a slash: a rule with a path begins with the methods, as in "
+                "'GET,HEAD example.com/a/**', and ranges of addresses are for operators"
             )
         return _parse_range(host, usual)
     below = host.startswith("*.")
@@ -83,6 +102,28 @@ def parse_rule(text: str, *, default_ports: Iterable[int] = (), ranges: bool = F
     if found.text == LOCALHOST and not below:
         return HostRule("loopback", LOCALHOST, usual)
     return HostRule("below" if below else "address" if found.version else "name", found.text, usual)
+
+
+def _parse_requests(words: str, place: str, default_ports: Iterable[int]) -> HostRule:
+    """A rule about requests: methods, and behind a blank a host and perhaps a path."""
+    methods = () if words == "*" else tuple(dict.fromkeys(words.split(",")))
+    wrong = next((word for word in methods if not _METHOD.match(word)), None)
+    if wrong is not None:
+        raise ValueError(f"has {wrong!a} where a method is expected, as in GET,HEAD or * for every one")
+    if refused := next((word for word in methods if word in NEVER_ALLOWED), None):
+        raise ValueError(f"allows {refused}, and such requests are never passed on")
+    host, slash, path = place.partition("/")
+    path = slash + path
+    if path and not _PATH.match(path):
+        raise ValueError(f"has {path!a}, which is no path: it may have no //, .., ?, % or blanks")
+    if wrong := next((part for part in path.split("/") if "**" in part and part != "**"), None):
+        raise ValueError(f"has {wrong!a} in its path; ** stands alone between slashes")
+    rule = parse_rule(host, default_ports=default_ports)
+    if rule.kind == "any":
+        raise ValueError("is about the requests to every host; name the host")
+    if rule.ports == EVERY_PORT:
+        raise ValueError("is about the requests on every port; name the port")
+    return rule._replace(methods=methods, path=path)
 
 
 def parse_rules(
@@ -124,7 +165,11 @@ def loopback_rule(ports: Iterable[int]) -> HostRule:
 
 def covers(wide: HostRule, narrow: HostRule) -> bool:
     """Whether everything that `narrow` allows is allowed by `wide`."""
-    return _covers_ports(wide.ports, narrow.ports) and _covers_hosts(wide, narrow)
+    return (
+        _covers_ports(wide.ports, narrow.ports)
+        and _covers_hosts(wide, narrow)
+        and (wide.methods is None or _covers_requests(wide, narrow))
+    )
 
 
 def listed_ports(rules: Iterable[HostRule]) -> Ports:
@@ -151,6 +196,16 @@ def _covers_hosts(wide: HostRule, narrow: HostRule) -> bool:
             return narrow.kind in ("address", "range") and _lies_within(narrow.host, wide.host)
         case "name" | "address" | "loopback":
             return (narrow.kind, narrow.host) == (wide.kind, wide.host)
+
+
+def _covers_requests(wide: HostRule, narrow: HostRule) -> bool:
+    """`wide` is a rule about requests."""
+    if narrow.methods is None or (wide.methods and not set(narrow.methods or "*") <= set(wide.methods)):
+        return False
+    below, star, rest = wide.path.partition("**")
+    if star and not rest and "*" not in below:
+        return narrow.path.startswith(below)
+    return wide.path in ("", narrow.path)
 
 
 def _lies_within(narrow: str, wide: str) -> bool:

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from sandbox.gate.calls import CALLS, gate_filter
+from sandbox.gate.calls import CALLS, HANDOVER, gate_filter
 from sandbox.seccomp import syscalls
 from sandbox.seccomp.bpf import ALLOW, KILL_PROCESS
 from sandbox.seccomp.filter import AUDIT_ARCH
@@ -13,23 +13,26 @@ from tests.sandbox.seccomp.bpf_machine import Machine
 from tests.tables import one_case
 
 ARCHES = ("x86_64", "aarch64")
-BY_ARGUMENT = {"socket", "setsockopt", "fcntl", "ioctl", "mmap", "mprotect"}
+BY_ARGUMENT = {"socket", "socketpair", "setsockopt", "fcntl", "ioctl", "mmap", "mprotect"}
 
 
 @pytest.mark.parametrize("arch", ARCHES)
 def test_numbers_are_those_of_the_tables(arch: str) -> None:
     table = syscalls.load(arch)
-    assert {name: numbers[ARCHES.index(arch)] for name, numbers in CALLS.items()} == {
-        name: table.get(name) for name in CALLS
+    every = {**CALLS, **HANDOVER}
+    assert {name: numbers[ARCHES.index(arch)] for name, numbers in every.items()} == {
+        name: table.get(name) for name in every
     }
 
 
+@pytest.mark.parametrize("broker", [False, True])
 @pytest.mark.parametrize("arch", ARCHES)
-def test_every_other_call_ends_the_gate(arch: str) -> None:
-    machine, audit, table = Machine(gate_filter(arch)), AUDIT_ARCH[arch], syscalls.load(arch)
+def test_every_other_call_ends_the_gate(arch: str, broker: bool) -> None:
+    machine, audit = Machine(gate_filter(arch, broker=broker)), AUDIT_ARCH[arch]
+    table, known = syscalls.load(arch), {**CALLS, **(HANDOVER if broker else {})}
     verdicts = {name: machine.run(audit, number)[0] for name, number in table.items()}
     allowed = {name for name, verdict in verdicts.items() if verdict == ALLOW}
-    assert allowed - BY_ARGUMENT == {name for name in CALLS if name in table} - BY_ARGUMENT
+    assert allowed - BY_ARGUMENT == {name for name in known if name in table} - BY_ARGUMENT
     assert set(verdicts.values()) == {ALLOW, KILL_PROCESS}
     for number in (1000, 0x40000000, 0x40000001, 0xFFFFFFFF):
         assert machine.run(audit, number)[0] == KILL_PROCESS

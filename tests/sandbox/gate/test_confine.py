@@ -17,6 +17,7 @@ import ctypes, os, resource, signal, socket, sys, mmap
 from sandbox.gate.calls import gate_filter
 from sandbox.gate.confine import close_others, confine, leave_terminal
 from sandbox.seccomp.filter import machine_arch
+program = gate_filter(machine_arch())
 identity = (int(sys.argv[2]),) * 2 if sys.argv[2] != "-" else None
 def act():
     {act}
@@ -24,7 +25,7 @@ leave_terminal()
 out = os.dup(1)
 close_others([out])
 if sys.argv[1] == "confined":
-    confine(identity, 64, lambda: True, gate_filter(machine_arch()))
+    confine(identity, 64, lambda: True, program)
 try:
     act()
 except OSError as error:
@@ -89,10 +90,8 @@ def test_memory_has_a_limit() -> None:
 _STATE = """
 import json, os, resource, sys
 from sandbox.gate import confine as module
-from sandbox.gate.calls import gate_filter
 from sandbox.gate.confine import close_others, confine, leave_terminal
-from sandbox.seccomp.filter import machine_arch
-module.gate_filter = lambda arch: b"\\x06\\0\\0\\0\\0\\0\\xff\\x7f"  # allows everything, to look around
+program = b"\\x06\\0\\0\\0\\0\\0\\xff\\x7f"  # allows everything, to look around
 fd = os.open("/dev/null", os.O_RDONLY)
 process = os.open("/proc/self", os.O_PATH)
 leave_terminal()
@@ -103,7 +102,7 @@ status = lambda: dict(line.split(":\\t", 1) for line in
 identity = (int(sys.argv[1]),) * 2 if sys.argv[1] != "-" else None
 fds = sorted(int(name) for name in os.listdir("/proc/self/fd"))
 module._make_ruleset = lambda libc: -1  # the same
-confine(identity, 99, lambda: True)
+confine(identity, 99, lambda: True, program)
 limits = {name: resource.getrlimit(getattr(resource, "RLIMIT_" + name)) for name in
     ("NOFILE", "FSIZE", "NPROC", "CORE", "MEMLOCK")}
 try:
@@ -142,7 +141,7 @@ def test_each_layer_alone_hides_the_file_system(kind: str) -> None:
     code = _START.replace(
         "leave_terminal()\n",
         f"import sandbox.gate.confine as module; module.{other}\n"
-        'module.gate_filter = lambda arch: b"\\x06\\0\\0\\0\\0\\0\\xff\\x7f"\nleave_terminal()\n',
+        'program = b"\\x06\\0\\0\\0\\0\\0\\xff\\x7f"\nleave_terminal()\n',
         1,
     )
     code = code.format(act='os.open("/etc/passwd", os.O_RDONLY)')
