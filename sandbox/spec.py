@@ -249,6 +249,9 @@ class Grant(NamedTuple):
     scratch: Scratch | None = None
     memory_files: tuple[MemoryFile, ...] = ()
     staged: bool = False
+    # Fingerprints of keys of the person's ssh agent, and the hosts to log in at: "name" or "name:port".
+    ssh_keys: tuple[str, ...] = ()
+    ssh_hosts: tuple[str, ...] = ()
 
     @property
     def scratch_bytes(self) -> int | None:

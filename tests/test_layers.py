@@ -62,6 +62,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.staged.*",),
     ("sandbox.policy.*",),
     ("sandbox.identity.*",),
+    ("sandbox.broker.*",),
     ("sandbox.paths.*", "sandbox.document.*", "sandbox.gate.*"),
     ("sandbox.network.*",),
     ("sandbox.units", "sandbox.seccomp.*", "sandbox.spawn.*"),
@@ -131,7 +132,7 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.trio_thread",
         )
     ),
-    "cryptography": Use(("runner.package.keys",), lazily=True),
+    "cryptography": Use(("runner.package.keys", "sandbox.broker.agent.host_key"), lazily=True),
     "h11": Use(
         (
             "runner.oci.client",
@@ -187,6 +188,7 @@ FACES = ("runner",)
 # Runs between fork and exec, alone in its process: the standard library, and of ours only each other and what
 # stands for parts of the standard library, which imports nothing of ours.
 STANDARD_LIBRARY_ONLY = (
+    "sandbox.spawn.agent",
     "sandbox.spawn.spawner",
     "sandbox.spawn.init",
     "sandbox.spawn.network",
@@ -445,6 +447,7 @@ ORDINARY = (
     *("runner.library", "runner.trio_thread", "runner.cli.approving.*", "runner.cli.learning.*"),
     *("runner.cli.serving.*", "runner.cli.signing.*", "runner.cli.attacking.*", "runner.cli.staging.*"),
     *("sandbox.attacks.*", "sandbox.doctor.*", "sandbox.staged.*"),
+    "sandbox.broker.agent.*",
 )
 
 

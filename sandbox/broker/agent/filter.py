@@ -56,12 +56,12 @@ class HostKey(NamedTuple):
     verify: Verifier
 
 
-class Rules(NamedTuple):
+class AgentRules(NamedTuple):
     keys: Mapping[bytes, str]  # the given keys, with their fingerprints
     hosts: Mapping[bytes, HostKey]  # the keys of the given hosts
 
 
-class Decision(NamedTuple):
+class AgentDecision(NamedTuple):
     answer: bytes = b""  # to the client
     # To the agent outside, whose signature has to be of this algorithm.
     request: bytes = b""
@@ -71,93 +71,103 @@ class Decision(NamedTuple):
     key: str = ""  # the fingerprint of the key that signs
 
 
-class _Refused(Exception):
+class _AgentRefusal(Exception):
     pass
 
 
-class _Session(NamedTuple):
+class _BoundSession(NamedTuple):
     id: bytes
     host_key: bytes
     host: str
 
 
-class Conversation:
+class AgentConversation:
     """One connection to the agent."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: AgentRules) -> None:
         self._rules = rules
-        self._session: _Session | None = None
+        self._session: _BoundSession | None = None
         self._is_refused = False
 
-    def decide(self, message: bytes) -> Decision:
+    def decide(self, message: bytes) -> AgentDecision:
         """`message`: without its length."""
         try:
             return self._decide(Fields(message))
         except Malformed:
             return self._refuse(MALFORMED)
-        except _Refused as refused:
+        except _AgentRefusal as refused:
             return self._refuse(str(refused))
 
-    def _refuse(self, reason: str) -> Decision:
+    def _refuse(self, reason: str) -> AgentDecision:
         host = "" if self._session is None else self._session.host
-        return Decision(wire.message(wire.FAILURE), reason=reason, host=host)
+        return AgentDecision(wire.message(wire.FAILURE), reason=reason, host=host)
 
-    def _decide(self, fields: Fields) -> Decision:
+    def _decide(self, fields: Fields) -> AgentDecision:
         if self._is_refused:
-            raise _Refused(REFUSED_BEFORE)
+            raise _AgentRefusal(REFUSED_BEFORE)
         kind = fields.byte()
         if kind == wire.REQUEST_IDENTITIES:
             fields.end()
-            return Decision(wire.identities(self._rules.keys.items()))
+            return AgentDecision(wire.identities(self._rules.keys.items()))
         if kind == wire.SIGN_REQUEST:
             return self._sign(wire.read_sign_request(fields))
         if kind != wire.EXTENSION:
-            raise _Refused(UNKNOWN)
+            raise _AgentRefusal(UNKNOWN)
         if fields.string() != wire.SESSION_BIND:
-            raise _Refused(EXTENSION)
+            raise _AgentRefusal(EXTENSION)
         self._is_refused = True  # until it is not
         self._bind(wire.read_session_bind(fields))
         self._is_refused = False
-        return Decision(wire.message(wire.SUCCESS))
+        return AgentDecision(wire.message(wire.SUCCESS))
 
     def _bind(self, bind: wire.SessionBind) -> None:
         if self._session is not None:
-            raise _Refused(SECOND_SESSION)
+            raise _AgentRefusal(SECOND_SESSION)
         if bind.forwards:
-            raise _Refused(FORWARDED)
+            raise _AgentRefusal(FORWARDED)
         known = self._rules.hosts.get(bind.host_key)
         if known is None:
-            raise _Refused(UNKNOWN_HOST)
+            raise _AgentRefusal(UNKNOWN_HOST)
         if len(bind.session) not in _SESSION_BYTES or not known.verify(bind.signature, bind.session):
-            raise _Refused(UNPROVED)
-        self._session = _Session(bind.session, bind.host_key, known.host)
+            raise _AgentRefusal(UNPROVED)
+        self._session = _BoundSession(bind.session, bind.host_key, known.host)
 
-    def _sign(self, asked: SignRequest) -> Decision:
+    def _sign(self, asked: SignRequest) -> AgentDecision:
         if self._session is None:
-            raise _Refused(UNBOUND)
+            raise _AgentRefusal(UNBOUND)
         fingerprint = self._rules.keys.get(asked.key)
         if fingerprint is None:
-            raise _Refused(OTHER_KEY)
+            raise _AgentRefusal(OTHER_KEY)
         try:
             log_in = wire.read_log_in(asked.data)
         except Malformed:
-            raise _Refused(NO_LOG_IN) from None
+            raise _AgentRefusal(NO_LOG_IN) from None
         self._judge(asked, log_in, self._session)
         request = wire.message(
             wire.SIGN_REQUEST, wire.string(asked.key), wire.string(asked.data), wire.LENGTH.pack(asked.flags)
         )
-        return Decision(request=request, algorithm=log_in.algorithm, host=self._session.host, key=fingerprint)
+        return AgentDecision(
+            request=request, algorithm=log_in.algorithm, host=self._session.host, key=fingerprint
+        )
 
-    def _judge(self, asked: SignRequest, log_in: LogIn, session: _Session) -> None:
+    def _judge(self, asked: SignRequest, log_in: LogIn, session: _BoundSession) -> None:
         if log_in.session != session.id:
-            raise _Refused(OTHER_SESSION)
+            raise _AgentRefusal(OTHER_SESSION)
         if log_in.host_key not in (b"", session.host_key):
-            raise _Refused(OTHER_HOST)
+            raise _AgentRefusal(OTHER_HOST)
         if log_in.key != asked.key:
-            raise _Refused(OTHER_KEY)
+            raise _AgentRefusal(OTHER_KEY)
         algorithms = _ALGORITHMS.get(Fields(asked.key).string(), {})
         if algorithms.get(log_in.algorithm) != asked.flags:
-            raise _Refused(OTHER_ALGORITHM)
+            raise _AgentRefusal(OTHER_ALGORITHM)
+
+
+def can_sign(key: bytes) -> bool:
+    """Whether it is a key of a kind that is served. A certificate is none."""
+    try:
+        return Fields(key).string() in _ALGORITHMS
+    except Malformed:
+        return False
 
 
 def fingerprint(key: bytes) -> str:

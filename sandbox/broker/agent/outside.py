@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from sandbox.broker.agent import messages as wire
-from sandbox.broker.agent.filter import Decision
+from sandbox.broker.agent.filter import AgentDecision
 from sandbox.broker.agent.messages import Malformed
 from sandbox.gate.loop import BROKEN, READ, Loop
 
@@ -29,15 +29,15 @@ class Outside:
         self._loop = loop
         self._connection = connection
         self._tell = tell
-        self._waiting: deque[tuple[Decision, Take]] = deque()
-        self._asked: tuple[Decision, Take] | None = None
+        self._waiting: deque[tuple[AgentDecision, Take]] = deque()
+        self._asked: tuple[AgentDecision, Take] | None = None
         self._rests = False
         self._received = b""
         self.is_open = True
         connection.setblocking(False)
         loop.watch(connection.fileno(), READ, self._on_event)
 
-    def ask(self, decision: Decision, take: Take) -> None:
+    def ask(self, decision: AgentDecision, take: Take) -> None:
         """Pass a request on, in its turn. `take`: called with the answer."""
         self._waiting.append((decision, take))
         self._ask_next()

@@ -14,11 +14,11 @@ import gc
 import os
 import select
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from sandbox.broker.agent import messages as wire
-from sandbox.broker.agent.filter import Conversation, HostKey, Rules
+from sandbox.broker.agent.filter import AgentConversation, AgentRules, HostKey
 from sandbox.broker.agent.host_key import load_verifier
 from sandbox.broker.agent.outside import GONE, Outside
 from sandbox.gate.audit import AuditPipe, ReaderGone, encode_line
@@ -26,9 +26,11 @@ from sandbox.gate.calls import gate_filter
 from sandbox.gate.confine import close_others, confine, follow_parent, forget_environment, leave_terminal
 from sandbox.gate.gate import EXIT_ENDED, EXIT_FAULT, EXIT_UNCONFINED, CpuLimiter, CpuTimeSpent
 from sandbox.gate.loop import BROKEN, READ, WRITE, Loop, accept
+from sandbox.network.credentials import SshHost
 from sandbox.network.egress import AuditLine
 from sandbox.network.sockets import send_ready
 from sandbox.seccomp.filter import machine_arch
+from sandbox.spec import Limits
 
 _MOST_CLIENTS = 32  # others wait to be accepted
 _FDS = 24  # without those of clients
@@ -40,15 +42,6 @@ _UNUSED_CALLS = ("socket", "connect", "splice", "pipe2", "setsockopt", "getpeern
 _TOO_LONG = "closed a connection with a message that is too long"
 
 
-class AgentService(NamedTuple):
-    """What the agent of one cage serves. It has no secret."""
-
-    keys: Mapping[bytes, str]  # the given keys, with their fingerprints
-    hosts: Mapping[bytes, str]  # keys of hosts, with the host of each
-    cpu: float | None = None  # the plugin's limits
-    cpu_time: float | None = None
-
-
 class AgentDescriptors(NamedTuple):
     channel: int  # takes the listener from the cell's init, and "g" to it
     outside: int  # the connection to the person's agent
@@ -56,14 +49,24 @@ class AgentDescriptors(NamedTuple):
     alive: int  # becomes readable when the agent has to end
 
 
-class _Ended(Exception):
+class _CageEnded(Exception):
     """The plugin has ended, or the launching process."""
 
 
-def run_agent(service: AgentService, held: AgentDescriptors, identity: tuple[int, int] | None) -> NoReturn:
+def run_agent(
+    keys: Mapping[bytes, str],
+    hosts: Sequence[SshHost],
+    limits: Limits,
+    held: AgentDescriptors,
+    identity: tuple[int, int] | None,
+) -> NoReturn:
     """Confine this process and serve until the plugin has ended. Call it in a forked child of a process with
-    one thread. `identity`: the uid and gid to change to, if root. An agent that cannot be confined never
-    writes the "g"; it writes {"kind": "fault", "reason": ...} to the audit pipe."""
+    one thread.
+
+    `keys`: the given keys, with their fingerprints. `limits`: the plugin's; those of processor time also
+    bound the agent. `identity`: the uid and gid to change to, if root. An agent that cannot be confined never
+    writes the "g"; it writes {"kind": "fault", "reason": ...} to the audit pipe.
+    """
     code = EXIT_UNCONFINED
     try:
         gc.freeze()  # the collector would copy the pages of the launching process
@@ -72,9 +75,9 @@ def run_agent(service: AgentService, held: AgentDescriptors, identity: tuple[int
         os.set_blocking(held.audit, False)
         follow_parent(lambda: _is_alive(held.alive))
         forget_environment()
-        hosts = {blob: HostKey(host, load_verifier(blob)) for blob, host in service.hosts.items()}
-        agent = _Agent(Rules(service.keys, hosts), held)
-        limiter = CpuLimiter(service.cpu, service.cpu_time, held.alive)
+        verifiers = {key: HostKey(host.name, load_verifier(key)) for host in hosts for key in host.keys}
+        agent = _Agent(AgentRules(keys, verifiers), held)
+        limiter = CpuLimiter(limits.cpu, limits.cpu_time, held.alive)
         agent.listen(_receive_listener(held.channel))
         encode_line({"number": 1.5, "text": "\u00e9"})  # loads what it needs: later no file can be opened
         program = gate_filter(machine_arch(), without=_UNUSED_CALLS)
@@ -116,7 +119,7 @@ def _receive_listener(channel: int) -> socket.socket:
 
 
 class _Agent:
-    def __init__(self, rules: Rules, held: AgentDescriptors) -> None:
+    def __init__(self, rules: AgentRules, held: AgentDescriptors) -> None:
         self.loop = Loop()
         self.outside = Outside(self.loop, socket.socket(fileno=held.outside), self.tell)
         self._rules = rules
@@ -132,7 +135,7 @@ class _Agent:
     def serve(self, limiter: CpuLimiter) -> None:
         try:
             self.loop.run(limiter.throttle)
-        except (_Ended, CpuTimeSpent):
+        except (_CageEnded, CpuTimeSpent):
             try:
                 self._audit.wait_for_room()
                 self._audit.write_totals()
@@ -156,18 +159,18 @@ class _Agent:
             connection = accept(self._listener)
         except OSError:
             return  # it has gone
-        self._clients.add(_Client(self, connection, Conversation(self._rules)))
+        self._clients.add(_Client(self, connection, AgentConversation(self._rules)))
         if len(self._clients) >= _MOST_CLIENTS:
             self.loop.change(self._listener.fileno(), 0)
 
     def _on_end(self, _: int) -> None:
-        raise _Ended
+        raise _CageEnded
 
 
 class _Client:
     """A connection from the cage."""
 
-    def __init__(self, agent: _Agent, connection: socket.socket, conversation: Conversation) -> None:
+    def __init__(self, agent: _Agent, connection: socket.socket, conversation: AgentConversation) -> None:
         self._agent = agent
         self._connection = connection
         self._conversation = conversation
