@@ -25,10 +25,12 @@ def read_kind(blob: bytes) -> bytes:
     kind = fields.string()
     if kind not in KINDS:
         raise Malformed
-    if kind == b"ssh-rsa":
-        fields.string()
-        if int.from_bytes(fields.string()).bit_length() not in _RSA_BITS:
-            raise Malformed
+    number = fields.string()
+    if kind != b"ssh-ed25519":
+        number = fields.string()  # after the exponent, or the name of the curve
+    if kind == b"ssh-rsa" and int.from_bytes(number).bit_length() not in _RSA_BITS:
+        raise Malformed
+    fields.end()
     return kind
 
 
