@@ -6,8 +6,11 @@ importing `dataclasses` alone costs more than bubblewrap does.
 
 from __future__ import annotations
 
-from sandbox.speed.typed import Literal
+from sandbox.speed.typed import TYPE_CHECKING, Literal
 from sandbox.speed.value import NamedTuple
+
+if TYPE_CHECKING:
+    from sandbox.network.credentials import Credential
 
 # Where a request stands in its document, as the keys that lead to it. Turned into file:line:column only for a
 # message, so a launch without faults never scans for positions.
@@ -149,6 +152,7 @@ class SandboxSpec(NamedTuple):
     # A name below the plugin's HOME that leads to the state directory, if it is granted.
     state_link: str = ""
     staged: bool = False  # what it writes to folders of the host is kept apart until a person takes it
+    hide: tuple[str, ...] = ()  # credentials that it uses and does not get: see sandbox/policy/credentials.py
     # A folder with its program that it may change, if the whole state directory is granted: what it changes
     # is kept beside that, and the folder stays as it is.
     overlaid: str = ""
@@ -161,6 +165,7 @@ class Overrides(NamedTuple):
     pass_env: tuple[str, ...] = ()
     limits: Limits = Limits()
     staged: bool = False
+    hide: tuple[str, ...] = ()
 
 
 class Approval(NamedTuple):
@@ -175,6 +180,7 @@ class Approval(NamedTuple):
     seccomp: SeccompProfile = "strict"
     project: ProjectAccess = "none"
     staged: bool = False  # only if what it writes is staged
+    hide: tuple[str, ...] = ()  # variables that are passed on only as placeholders, with their hosts
 
     @property
     def is_empty(self) -> bool:
@@ -249,6 +255,9 @@ class Grant(NamedTuple):
     scratch: Scratch | None = None
     memory_files: tuple[MemoryFile, ...] = ()
     staged: bool = False
+    # Of each of these, `env` has an empty value: the launch puts a placeholder there.
+    credentials: tuple[Credential, ...] = ()
+    authorities: tuple[str, ...] = ()  # files of roots that the hosts of credentials may have
 
     @property
     def scratch_bytes(self) -> int | None:

@@ -21,7 +21,7 @@ _SECRET = re.compile(
 
 
 class AskedItem(NamedTuple):
-    kind: str  # read, write, staged, network, host, variable, seccomp, project, limit
+    kind: str  # read, write, staged, network, host, variable, hidden, seccomp, project, limit
     what: str
     unusual: str = ""  # why it stands out; empty: it does not
 
@@ -40,6 +40,9 @@ def items_of(approval: Approval, homes: Sequence[str] = (), project: str = "") -
         found.append(AskedItem("seccomp", approval.seccomp))
     if approval.staged:
         found.append(AskedItem("staged", "what it writes waits for you: runner diff, runner apply"))
+    for each in approval.hide:
+        name, _, host = each.partition("@")
+        found.append(AskedItem("hidden", name, f"its value goes to {host or 'the hosts above'} only"))
     if approval.project != "none":
         found.append(AskedItem("project", project or "the folder it works on", _of_path(project, homes)))
     return tuple(sorted(found, key=lambda item: not item.unusual))
