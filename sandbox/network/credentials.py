@@ -6,7 +6,7 @@ hosts, and puts the value in the placeholder's place, in requests to the hosts t
 
 from __future__ import annotations
 
-from sandbox.speed.typed import Literal
+from sandbox.speed.typed import Literal, Sequence
 from sandbox.speed.value import NamedTuple
 
 Place = Literal["header", "query"]  # of a request
@@ -59,6 +59,21 @@ def parse_hiding(text: str, *, default_ports: tuple[int, ...] = ()) -> Hiding:
             raise ValueError("stands for every name; name the hosts that the value is for")
         host = str(rule)
     return Hiding(name, host, text.endswith(_QUERY))
+
+
+HTTPS_PORTS = (443,)  # of a host without one
+
+
+def read_hidings(words: Sequence[str], option: str) -> tuple[str, ...]:
+    """Entries as an operator writes them, in their normal form. `option`: begins the message of the
+    ValueError about a wrong one."""
+    found: dict[str, None] = {}
+    for word in words:
+        try:
+            found[str(parse_hiding(word, default_ports=HTTPS_PORTS))] = None
+        except ValueError as error:
+            raise ValueError(f"{option} {word}: it {error}") from None
+    return tuple(found)
 
 
 class BrokerPlan(NamedTuple):

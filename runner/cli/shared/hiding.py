@@ -5,7 +5,6 @@ from __future__ import annotations
 from sandbox.spec import Network
 from sandbox.speed.typed import Sequence
 
-_HTTPS = (443,)  # the port of a host without one
 HIDE_HELP = (
     "give it a placeholder in place of a variable's value, which is put in only on the way to HOST "
     "(without @HOST: to the hosts it may reach by name); or a credential of the policy by its name"
@@ -14,15 +13,11 @@ HIDE_HELP = (
 
 def hide_of(words: Sequence[str]) -> tuple[str, ...]:
     """The entries of --hide. Raises ValueError if one is wrong."""
-    found: dict[str, None] = {}
-    for word in words:
-        from sandbox.network.credentials import parse_hiding
+    if not words:
+        return ()
+    from sandbox.network.credentials import read_hidings
 
-        try:
-            found[str(parse_hiding(word, default_ports=_HTTPS))] = None
-        except ValueError as error:
-            raise ValueError(f"--hide {word}: it {error}") from None
-    return tuple(found)
+    return read_hidings(words, "--hide")
 
 
 def with_hidden_hosts(asked: Network | None, hide: Sequence[str]) -> Network | None:
