@@ -383,9 +383,9 @@ async def open_plugin(
     `limits`: as on the command line, {"memory": "256M"}. `options`: the contract's own, by name without the
     dashes; for an option that names a file, give the text of the file. `environ`: the operator's environment,
     if it is not this process's. `staged`: keep what it writes to folders of the host apart; the report names
-    the changes of each session or call, for `runner diff` and `runner apply`. `hide`: variables
-    that the plugin uses and does not get, each with its host: "TOKEN@api.example.com". `parked`: how many cages are
-    made ahead of calls, where each call has a process of its own; no effect otherwise.
+    the changes of each session or call, for `runner diff` and `runner apply`. `hide`: variables that it uses
+    and does not get, each with its host: "TOKEN@api.example.com". `parked`: how many cages are made ahead of
+    calls, where each call has a process of its own; no effect otherwise.
 
     Raises PluginFailure; NotOnTrio outside of trio.run; ValueError if one of the arguments is wrong.
     """
