@@ -6,11 +6,8 @@ importing `dataclasses` alone costs more than bubblewrap does.
 
 from __future__ import annotations
 
-from sandbox.speed.typed import TYPE_CHECKING, Literal
+from sandbox.speed.typed import Literal
 from sandbox.speed.value import NamedTuple
-
-if TYPE_CHECKING:
-    from sandbox.network.credentials import Credential
 
 # Where a request stands in its document, as the keys that lead to it. Turned into file:line:column only for a
 # message, so a launch without faults never scans for positions.
@@ -21,6 +18,9 @@ Access = Literal["read", "write"]
 NetworkMode = Literal["none", "allowlist", "open", "host"]
 SeccompProfile = Literal["strict", "default", "compat"]
 ProjectAccess = Literal["none", "read"]  # to the folder a program works on
+Place = Literal["header", "query"]  # of a request
+
+LITERAL = ("literal",)  # Credential.source
 
 # From least to most access: a ceiling admits everything up to and including itself.
 NETWORK_ORDER: tuple[NetworkMode, ...] = ("none", "allowlist", "open", "host")
@@ -236,6 +236,17 @@ class GrantedPath(NamedTuple):
     where: KeyPath = ()
     file: bool = False  # a folder of this name is refused
     follow: bool = False  # as in its request
+
+
+class Credential(NamedTuple):
+    name: str  # of the variable in the cage
+    # For whom its value is: rules as sandbox/network/rules.py writes them. Never every name.
+    hosts: tuple[str, ...]
+    where: tuple[Place, ...] = ("header",)  # where a placeholder is replaced
+    # Where its value is: ("env", NAME), ("file", PATH) or ("command", WORD, ...); LITERAL: in the manifest or
+    # on the command line. Empty: the host's variable of the same name.
+    source: tuple[str, ...] = ()
+    seconds: float = 0.0  # how long the answer of a command is kept
 
 
 class Grant(NamedTuple):

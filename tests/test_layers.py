@@ -62,6 +62,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.staged.*",),
     ("sandbox.policy.*",),
     ("sandbox.identity.*",),
+    ("sandbox.broker.*",),
     ("sandbox.paths.*", "sandbox.document.*", "sandbox.gate.*"),
     ("sandbox.network.*",),
     ("sandbox.units", "sandbox.seccomp.*", "sandbox.spawn.*"),

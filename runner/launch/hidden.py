@@ -7,7 +7,8 @@ import time
 
 from runner.outcome import EXEC_REFUSED, Failure, Outcome
 from sandbox.cell.contents import Contents
-from sandbox.network.credentials import LITERAL, BrokerPlan, Credential
+from sandbox.network.credentials import BrokerPlan, Credential
+from sandbox.spec import LITERAL
 from sandbox.speed.typed import TYPE_CHECKING, Mapping
 
 if TYPE_CHECKING:

@@ -6,24 +6,11 @@ hosts, and puts the value in the placeholder's place, in requests to the hosts t
 
 from __future__ import annotations
 
-from sandbox.speed.typed import Literal, Sequence
+from sandbox.spec import Credential as Credential
+from sandbox.speed.typed import Sequence
 from sandbox.speed.value import NamedTuple
 
-Place = Literal["header", "query"]  # of a request
-
-LITERAL = ("literal",)
 _QUERY = "?query"
-
-
-class Credential(NamedTuple):
-    name: str  # of the variable in the cage
-    # For whom its value is: rules as sandbox/network/rules.py writes them. Never every name.
-    hosts: tuple[str, ...]
-    where: tuple[Place, ...] = ("header",)  # where a placeholder is replaced
-    # Where its value is: ("env", NAME), ("file", PATH) or ("command", WORD, ...); LITERAL: in the manifest or
-    # on the command line. Empty: the host's variable of the same name.
-    source: tuple[str, ...] = ()
-    seconds: float = 0.0  # how long the answer of a command is kept
 
 
 class Hiding(NamedTuple):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 
-from sandbox.network.credentials import LITERAL, Credential, Hiding, parse_hiding
+from sandbox.network.credentials import Credential, Hiding, parse_hiding
 from sandbox.network.rules import HostRule, covers, parse_rule
 from sandbox.policy.policy import CredentialRule, Policy, matches, steers
-from sandbox.spec import Denial, Network, is_variable_name
+from sandbox.spec import LITERAL, Denial, Network, is_variable_name
 from sandbox.speed.typed import Collection, Sequence
 
 # A secret that signs and does not travel: with a placeholder every signature would be wrong.
@@ -19,6 +19,18 @@ _SIGNS = re.compile(
     r"AWS_SECRET|SECRET_ACCESS_KEY|PRIVATE_?KEY|SIGNING|JWT_SECRET|HMAC|WEBHOOK_SECRET|SERVICE_ACCOUNT",
     re.IGNORECASE,
 )
+
+# Names of variables whose values are most often secrets.
+_SECRET = re.compile(
+    r"TOKEN|SECRET|PASSW|PASSPHRASE|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL|AUTH|COOKIE|SESSION"
+    r"|DATABASE_URL|DSN|_KEY$|_PAT$",
+    re.IGNORECASE,
+)
+
+
+def looks_secret(name: str) -> bool:
+    """Whether the value of a variable with this name is most often a secret."""
+    return _SECRET.search(name) is not None
 
 
 def find_credentials(

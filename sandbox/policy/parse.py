@@ -8,7 +8,6 @@ from typing import Any, get_args
 from sandbox.document.faults import Faults
 from sandbox.document.operator_table import read_table
 from sandbox.document.read import parse
-from sandbox.network.credentials import Place
 from sandbox.network.egress import EgressLimits
 from sandbox.network.rules import parse_rule
 from sandbox.paths.denied_paths import normal
@@ -26,7 +25,7 @@ from sandbox.policy.policy import (
     SeccompRule,
 )
 from sandbox.policy.tables import WORDING, PolicyFile
-from sandbox.spec import STATE_DIR_TOKEN
+from sandbox.spec import STATE_DIR_TOKEN, Place
 
 
 def parse_policy(path: str, raw: bytes, *, name: str) -> Policy:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from sandbox import CODE_ROOT
 from sandbox.identity.uid_range import DEFAULT_RANGE
-from sandbox.network.credentials import Place
 from sandbox.network.egress import EgressLimits
 from sandbox.paths.denied_paths import normal
 from sandbox.paths.mounts import contains
@@ -19,6 +18,7 @@ from sandbox.spec import (
     STATE_DIR_TOKEN,
     Limits,
     NetworkMode,
+    Place,
     ProjectAccess,
     SeccompProfile,
 )

@@ -14,7 +14,6 @@ from sandbox.document.model import Wording, WrongValue, refuse
 from sandbox.document.operator_table import EXPECTED, Kind, OperatorTable, table_schema
 from sandbox.identity.accounts import UnknownAccount, find_account
 from sandbox.identity.uid_range import DEFAULT_RANGE
-from sandbox.network.credentials import Place
 from sandbox.network.egress import DNS_PORT, EgressLimits
 from sandbox.network.redirect import REDIRECT_PORT
 from sandbox.network.rules import LAST_PORT, MOST_PORTS, parse_rule
@@ -27,6 +26,7 @@ from sandbox.spec import (
     SECCOMP_ORDER,
     SIZES,
     STATE_DIR_TOKEN,
+    Place,
     is_variable_name,
 )
 from sandbox.units import parse_limit, parse_size

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from runner.launch.advice.places import WIDE_PATHS
 from sandbox.paths.mounts import contains
+from sandbox.policy.credentials import looks_secret
 from sandbox.policy.policy import is_loopback, private_fault, steers
 from sandbox.spec import Approval, Limits
 from sandbox.units import format_limit
-
-# Names of variables whose values are most often secrets.
-_SECRET = re.compile(
-    r"TOKEN|SECRET|PASSW|PASSPHRASE|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL|AUTH|COOKIE|SESSION"
-    r"|DATABASE_URL|DSN|_KEY$|_PAT$",
-    re.IGNORECASE,
-)
 
 
 class AskedItem(NamedTuple):
@@ -98,7 +91,7 @@ def _variables(approval: Approval) -> Iterator[AskedItem]:
         why = []
         if steers(name):
             why.append("it decides which code runs")
-        if _SECRET.search(name):
+        if looks_secret(name):
             why.append("it looks like a secret")
         yield AskedItem("variable", name, "; ".join(why))
 

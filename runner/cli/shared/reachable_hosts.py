@@ -8,11 +8,11 @@ from typing import Any
 from runner.launch.network_report import NETWORK_WARNINGS
 from runner.launch.stages import Decided, Stage, decided_of
 from sandbox.network.addresses import vet
-from sandbox.network.credentials import LITERAL, Credential, hidden_name
+from sandbox.network.credentials import Credential, hidden_name
 from sandbox.network.egress import EgressLimits
 from sandbox.network.rules import HostRule, covers, parse_rule
 from sandbox.policy.policy import NetworkRule, host_matches, is_loopback
-from sandbox.spec import Denial, names_policy_hosts
+from sandbox.spec import LITERAL, Denial, names_policy_hosts
 from sandbox.units import format_duration, format_size
 
 

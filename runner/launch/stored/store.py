@@ -12,7 +12,7 @@ from runner.launch.stored.unit import BLANKS, Unit, facts_without_unit, marks, u
 from sandbox import CODE_ROOT, cache
 from sandbox.facts import Facts
 from sandbox.look import AskedFacts
-from sandbox.network.credentials import LITERAL
+from sandbox.spec import LITERAL
 from sandbox.speed import codec
 from sandbox.speed.typed import TYPE_CHECKING, Any
 

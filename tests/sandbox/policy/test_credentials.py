@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sandbox.document.diagnostic import DocumentError
-from sandbox.network.credentials import LITERAL, BrokerPlan, Credential
+from sandbox.network.credentials import BrokerPlan, Credential
 from sandbox.plan.brokered import split_requests
 from sandbox.policy.approval import (
     join_approvals,
@@ -19,7 +19,7 @@ from sandbox.policy.approval import (
 from sandbox.policy.grant import grant
 from sandbox.policy.parse import parse_policy
 from sandbox.policy.policy import ApprovalRule, CredentialRule, EnvRule, NetworkRule, Policy
-from sandbox.spec import Approval, EnvRequest, Grant, Network, Overrides, SandboxSpec
+from sandbox.spec import LITERAL, Approval, EnvRequest, Grant, Network, Overrides, SandboxSpec
 from tests.tables import one_case
 
 HOSTS = ("api.a.example:443", "b.example:443", "*.c.example:443")
