@@ -47,6 +47,7 @@ from runner.session.pool import Pool, open_pool
 from runner.session.prepared import PreparedCall, prepare_call
 from runner.session.session import Session
 from sandbox.cell.contents import Contents
+from sandbox.network.credentials import read_hidings
 from sandbox.spec import Limits, Overrides, is_variable_name
 from sandbox.units import parse_limit
 
@@ -99,6 +100,7 @@ class OpenArguments(TypedDict, total=False):
     options: Mapping[str, str] | None
     environ: Mapping[str, str] | None
     staged: bool
+    hide: Sequence[str]
 
 
 class RunArguments(OpenArguments, total=False):
@@ -369,6 +371,7 @@ async def open_plugin(
     options: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
     staged: bool = False,
+    hide: Sequence[str] = (),
     parked: int = 0,
 ) -> AsyncIterator[OpenPlugin]:
     """Launch a plugin in its cage and wait until it is ready. It ends with the context.
@@ -380,8 +383,9 @@ async def open_plugin(
     `limits`: as on the command line, {"memory": "256M"}. `options`: the contract's own, by name without the
     dashes; for an option that names a file, give the text of the file. `environ`: the operator's environment,
     if it is not this process's. `staged`: keep what it writes to folders of the host apart; the report names
-    the changes of each session or call, for `runner diff` and `runner apply`. `parked`: how many cages are
-    made ahead of calls, where each call has a process of its own; no effect otherwise.
+    the changes of each session or call, for `runner diff` and `runner apply`. `hide`: variables that it uses
+    and does not get, each with its host: "TOKEN@api.example.com". `parked`: how many cages are made ahead of
+    calls, where each call has a process of its own; no effect otherwise.
 
     Raises PluginFailure; NotOnTrio outside of trio.run; ValueError if one of the arguments is wrong.
     """
@@ -400,6 +404,7 @@ async def open_plugin(
         limits=limits,
         options=options,
         staged=staged,
+        hide=hide,
     )
     settings = _SessionSettings(
         await trio.to_thread.run_sync(make_invocation, path, given),
@@ -463,6 +468,7 @@ def make_invocation(path: Path, given: OpenArguments) -> Invocation:
             env=_check_env(given.get("env") or {}),
             limits=_check_limits(given.get("limits") or {}),
             staged=given.get("staged", False),
+            hide=_check_hide(given.get("hide", ())),
         ),
         options=_check_options({} if options is None else options),
         text=path.text if isinstance(path, HeldManifest) else None,
@@ -534,6 +540,12 @@ def hide_secrets(secrets: Mapping[str, Any] | None) -> Secrets | None:
 
 
 # --- arguments: each check raises ValueError ----------------------------------------------------------------
+
+
+def _check_hide(given: Any) -> tuple[str, ...]:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise ValueError('hide: it has to be a list, as in ["TOKEN@api.example.com"]')
+    return read_hidings(list(map(str, given)), "hide:")
 
 
 def _check_context(given: Any) -> Mapping[str, Any]:

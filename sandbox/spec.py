@@ -18,6 +18,9 @@ Access = Literal["read", "write"]
 NetworkMode = Literal["none", "allowlist", "open", "host"]
 SeccompProfile = Literal["strict", "default", "compat"]
 ProjectAccess = Literal["none", "read"]  # to the folder a program works on
+Place = Literal["header", "query"]  # of a request
+
+LITERAL = ("literal",)  # Credential.source
 
 # From least to most access: a ceiling admits everything up to and including itself.
 NETWORK_ORDER: tuple[NetworkMode, ...] = ("none", "allowlist", "open", "host")
@@ -149,6 +152,7 @@ class SandboxSpec(NamedTuple):
     # A name below the plugin's HOME that leads to the state directory, if it is granted.
     state_link: str = ""
     staged: bool = False  # what it writes to folders of the host is kept apart until a person takes it
+    hide: tuple[str, ...] = ()  # credentials that it uses and does not get: see sandbox/policy/credentials.py
     # A folder with its program that it may change, if the whole state directory is granted: what it changes
     # is kept beside that, and the folder stays as it is.
     overlaid: str = ""
@@ -161,6 +165,7 @@ class Overrides(NamedTuple):
     pass_env: tuple[str, ...] = ()
     limits: Limits = Limits()
     staged: bool = False
+    hide: tuple[str, ...] = ()
 
 
 class Approval(NamedTuple):
@@ -175,6 +180,7 @@ class Approval(NamedTuple):
     seccomp: SeccompProfile = "strict"
     project: ProjectAccess = "none"
     staged: bool = False  # only if what it writes is staged
+    hide: tuple[str, ...] = ()  # variables that are passed on only as placeholders, with their hosts
 
     @property
     def is_empty(self) -> bool:
@@ -232,6 +238,17 @@ class GrantedPath(NamedTuple):
     follow: bool = False  # as in its request
 
 
+class Credential(NamedTuple):
+    name: str  # of the variable in the cage
+    # For whom its value is: rules as sandbox/network/rules.py writes them. Never every name.
+    hosts: tuple[str, ...]
+    where: tuple[Place, ...] = ("header",)  # where a placeholder is replaced
+    # Where its value is: ("env", NAME), ("file", PATH) or ("command", WORD, ...); LITERAL: in the manifest or
+    # on the command line. Empty: the host's variable of the same name.
+    source: tuple[str, ...] = ()
+    seconds: float = 0.0  # how long the answer of a command is kept
+
+
 class Grant(NamedTuple):
     """Spec ∩ Policy: everything the plugin gets, and one Denial for each thing cut."""
 
@@ -249,6 +266,9 @@ class Grant(NamedTuple):
     scratch: Scratch | None = None
     memory_files: tuple[MemoryFile, ...] = ()
     staged: bool = False
+    # Of each of these, `env` has an empty value: the launch puts a placeholder there.
+    credentials: tuple[Credential, ...] = ()
+    authorities: tuple[str, ...] = ()  # files of roots that the hosts of credentials may have
     # Fingerprints of keys of the person's ssh agent, and the hosts to log in at: "name" or "name:port".
     ssh_keys: tuple[str, ...] = ()
     ssh_hosts: tuple[str, ...] = ()

@@ -384,6 +384,7 @@ class OpenArguments(TypedDict, total=False):
     options: Mapping[str, str] | None
     environ: Mapping[str, str] | None
     staged: bool
+    hide: Sequence[str]
 
 
 class RunArguments(OpenArguments, total=False):
@@ -412,6 +413,7 @@ async def open_plugin(
     options: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
     staged: bool = False,
+    hide: Sequence[str] = (),
     parked: int = 0,
 ) -> AsyncIterator[OpenPlugin]:
     """Launch a plugin in its cage and wait until it is ready. It ends with the context. Takes and raises what
@@ -433,6 +435,7 @@ async def open_plugin(
         options=options,
         environ=environ,
         staged=staged,
+        hide=hide,
         parked=parked,
     )
     async with here.enter(opening) as opened:

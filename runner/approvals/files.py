@@ -222,8 +222,9 @@ def _record(data: object) -> ApprovalRecord:
 
 
 def _approval(data: object, name: str) -> Approval:
-    # Earlier versions did not know the last.
-    values = _object({"staged": False, **data} if isinstance(data, dict) else data, Approval._fields, name)
+    # Earlier versions did not know the last two.
+    known = {"staged": False, "hide": [], **data} if isinstance(data, dict) else data
+    values = _object(known, Approval._fields, name)
     return Approval(
         read=_texts(values["read"], f"{name}.read", _path_fault),
         write=_texts(values["write"], f"{name}.write", _path_fault),
@@ -234,6 +235,7 @@ def _approval(data: object, name: str) -> Approval:
         seccomp=_word(values["seccomp"], SECCOMP_ORDER, f"{name}.seccomp"),
         project=_word(values["project"], ("none", "read"), f"{name}.project"),
         staged=_flag(values["staged"], f"{name}.staged"),
+        hide=_texts(values["hide"], f"{name}.hide", _hiding_fault),
     )
 
 
@@ -305,6 +307,16 @@ def _host_fault(host: str) -> str:
 
     try:
         parse_rule(host)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _hiding_fault(text: str) -> str:
+    from sandbox.network.credentials import parse_hiding
+
+    try:
+        parse_hiding(text)
     except ValueError as error:
         return str(error)
     return ""

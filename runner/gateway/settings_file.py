@@ -16,6 +16,7 @@
     folder = "/home/me/plugins/notes"       # whose name that is, if several plugins ask for it
     limits = { call = "30s" }               # as --limit of `runner call`
     staged = true                           # what it writes waits: runner diff, runner apply
+    hide = ["TOKEN@api.example.com"]        # it uses the variable's value there, and does not get it
 
     [remotes.tracker]                       # a server on streamable HTTP, as one more plugin
     url = "https://mcp.example.com/mcp"
@@ -40,6 +41,7 @@ from sandbox.document.faults import Faults
 from sandbox.document.model import Wording, WrongValue, refuse
 from sandbox.document.operator_table import EXPECTED, OperatorTable, Text, Texts, read_table
 from sandbox.document.read import parse, read_bounded
+from sandbox.network.credentials import parse_hiding
 from sandbox.policy.load import trust_fault
 
 _MOST_RATE = 1_000_000
@@ -88,6 +90,17 @@ def _limits(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
+def _hidden(given: tuple[str, ...]) -> tuple[str, ...]:
+    faults = []
+    for number, text in enumerate(given):
+        try:
+            parse_hiding(text, default_ports=(443,))
+        except ValueError as error:
+            faults.append(WrongValue(f"{text!a} {error}", "hide", keys=(number,), whole=True))
+    refuse(faults)
+    return given
+
+
 def _folder(given: str, info: ValidationInfo) -> str:
     return os.path.join(str(info.context), given)  # of the file
 
@@ -117,6 +130,7 @@ class _PluginTable(OperatorTable):
     folder: Annotated[Text, AfterValidator(_folder)] | None = None
     limits: Annotated[dict[str, Any], AfterValidator(_limits)] = Field(default_factory=dict)
     staged: bool = False
+    hide: Annotated[Texts, AfterValidator(_hidden)] = ()
 
 
 class _RemoteTable(OperatorTable):
@@ -149,7 +163,10 @@ def read_settings(path: str) -> GatewaySettings:
         tuple(RemoteSettings(name, **dict(each)) for name, each in file.remotes.items()),
         file.trust_first,
         {name: each.folder for name, each in file.plugins.items() if each.folder is not None},
-        {name: {"limits": each.limits, "staged": each.staged} for name, each in file.plugins.items()},
+        {
+            name: {"limits": each.limits, "staged": each.staged, "hide": each.hide}
+            for name, each in file.plugins.items()
+        },
     )
 
 

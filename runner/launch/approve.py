@@ -215,10 +215,12 @@ def _approval_for(denial: Denial, plugin: Plugin) -> Approval | None:
             hosts = () if network is None or names_policy_hosts(network) else network.hosts
             modes = {mode: mode for mode in NETWORK_ORDER}
             return Approval(network=modes[word], hosts=hosts) if word in modes else None
-        case "network_hosts" if " " not in asked:
+        case "network_hosts" if asked != "network egress":
             return Approval(network="allowlist", hosts=(asked,))
         case "env_ceiling":
             return Approval(env=(asked,))
+        case "credential_ceiling":
+            return Approval(hide=(word,))
         case "env_steering":
             return Approval(steering=(asked,))
         case "seccomp_ceiling":
@@ -232,8 +234,8 @@ def _only_added(plugin: Plugin, approved: Approved) -> Set[str]:
     if approved.record is None:
         return frozenset()
     added, asked = approved.record.added, asked_of(plugin)
-    words = {*added.read, *added.write, *added.hosts, *added.env}
-    return words.difference(asked.read, asked.write, asked.hosts, asked.env)
+    words = {*added.read, *added.write, *added.hosts, *added.env, *added.hide}
+    return words.difference(asked.read, asked.write, asked.hosts, asked.env, asked.hide)
 
 
 def _covers(wide: Approval, narrow: Approval) -> bool:

@@ -86,6 +86,13 @@ def plan_steps(
     stage: Stage = planned
     released: Started | None = None
     try:
+        egress = planned.plan.egress
+        if egress is not None and egress.broker is not None and (contents is None or not contents.hidden):
+            from runner.launch.command import environ_of_host
+            from runner.launch.hidden import literal_values, with_hidden
+
+            given = environ_of_host(planned.invocation.command, environ)
+            contents = with_hidden(contents, egress.broker, given, literal_values(planned), environ)
         if contents or planned.plan.memory_files:
             require_contents(planned, contents)
         with sources or Sources() as held, acquire(planned, environ, held) as acquired:

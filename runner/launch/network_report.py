@@ -8,6 +8,7 @@ from runner.launch.advice.scene import RefusedHost
 from runner.launch.stages import Stage, planned_of, started_of
 from sandbox.document.diagnostic import quoted
 from sandbox.network.audit import AuditLog
+from sandbox.network.credentials import BrokerPlan
 from sandbox.network.egress import LOOPBACK, NO_NETWORK, NOT_LISTED, OWN_LOOPBACK, AuditLine
 from sandbox.network.own_ports import served_ports
 from sandbox.network.rules import LOCALHOST, parse_rule
@@ -27,7 +28,8 @@ NETWORK_WARNINGS = {
 }
 _LESS = 'to allow less, set ceiling = "allowlist" under [network] in the policy and list hosts'
 
-_LISTS = {"connect": "connections", "dns": "questions"}
+_LISTS = {"connect": "connections", "dns": "questions", "request": "requests"}
+_OF_REQUESTS = ("method", "path", "status", "credential")
 
 
 def network_document(stage: Stage | None) -> dict[str, Any] | None:
@@ -41,6 +43,7 @@ def network_document(stage: Stage | None) -> dict[str, Any] | None:
     return {
         "mode": planned.grant.network.mode,
         "rules": [] if egress is None else list(egress.rules),
+        "credentials": [] if egress is None or egress.broker is None else _credentials(egress.broker),
         **{
             name: [line_document(line) for line in lines if line.kind == kind]
             for kind, name in _LISTS.items()
@@ -55,7 +58,16 @@ def network_document(stage: Stage | None) -> dict[str, Any] | None:
 def line_document(line: AuditLine) -> dict[str, Any]:
     document = line._asdict()
     del document["kind"]
+    for field in _OF_REQUESTS if line.kind != "request" else ("address", "times"):
+        del document[field]
     return document
+
+
+def _credentials(broker: BrokerPlan) -> list[dict[str, Any]]:
+    return [
+        {"name": each.name, "hosts": list(each.hosts), "where": list(each.where)}
+        for each in broker.credentials
+    ]
 
 
 def _totals(log: AuditLog) -> dict[str, dict[str, int]]:
@@ -115,7 +127,8 @@ def unreached_hosts(stage: Stage | None) -> list[Note]:
 
 
 def failed_host(line: AuditLine) -> RefusedHost:
-    return RefusedHost(f"{_address(line)} was allowed and not reached: it {line.reason}")
+    how = "failed" if line.kind == "request" else "not reached"
+    return RefusedHost(f"{_address(line)} was allowed and {how}: it {line.reason}")
 
 
 def _has_all(log: AuditLog, verdict: str) -> bool:
@@ -156,6 +169,9 @@ def told_of_loopback() -> Callable[[AuditLine], bool]:
 
 
 def refused_host(line: AuditLine) -> RefusedHost:
+    if line.kind == "request":
+        told = f"{line.method} {quoted(line.path)} of {_address(line)}"
+        return RefusedHost(f"the plugin made the request {told}, which was refused: it {line.reason}")
     if line.kind == "connect":
         message = f"the plugin asked for {_address(line)}, which was refused: it {line.reason}"
         if line.reason == OWN_LOOPBACK:

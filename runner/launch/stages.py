@@ -293,6 +293,7 @@ def planned_classes() -> tuple[type[tuple[object, ...]], ...]:
     from sandbox.identity.accounts import Account
     from sandbox.limits.assigned import AssignedLimit, Shares
     from sandbox.limits.site import Hierarchy, Site
+    from sandbox.network.credentials import BrokerPlan, Credential
     from sandbox.network.egress import EgressLimits, EgressPlan
     from sandbox.paths.file_identity import FileIdentity
     from sandbox.plan import plan
@@ -304,7 +305,14 @@ def planned_classes() -> tuple[type[tuple[object, ...]], ...]:
         *(Invocation, Command, Overrides, Loaded, Decided, Planned, Provision, VerifiedPackage),
         *PLUGIN_CLASSES,
         *(policy.Policy, policy.PathRule, policy.NetworkRule, policy.EnvRule, policy.SeccompRule),
-        *(policy.CapabilityRule, policy.LimitRule, policy.PackageRule, policy.ApprovalRule, Approval),
+        *(
+            policy.CapabilityRule,
+            policy.LimitRule,
+            policy.PackageRule,
+            policy.ApprovalRule,
+            Approval,
+            policy.CredentialRule,
+        ),
         *(spec.Grant, spec.GrantedPath, spec.Denial, spec.Note),
         *(
             AssignedLimits,
@@ -327,6 +335,8 @@ def planned_classes() -> tuple[type[tuple[object, ...]], ...]:
             FileIdentity,
             EgressPlan,
             EgressLimits,
+            BrokerPlan,
+            Credential,
         ),
         *(plan.Bind, plan.Tmpfs, plan.Text, plan.Symlink, plan.Mask, plan.Proc, plan.Dev, plan.ReadOnly),
     )

@@ -35,6 +35,7 @@ from sandbox.paths.denied_paths import HOST_WRITE_PATHS, lexical_fault, normal
 from sandbox.paths.mounts import Mounts, contains, join
 from sandbox.paths.walk import LinkRefused, TooManyLinks, resolve
 from sandbox.policy.approval import limit_approval
+from sandbox.policy.credentials import looks_secret
 from sandbox.policy.policy import loopback_remedy
 from sandbox.spec import Access, Approval
 
@@ -390,6 +391,13 @@ class _Judge(CagePlaces):
     # --- notes ----------------------------------------------------------------------------------------------
 
     def notes(self) -> Iterator[str]:
+        hosts = [need.what for need in self.needs if need.kind == "host"]
+        for need in self.needs:
+            if need.kind == "variable" and hosts and looks_secret(need.what):
+                yield (
+                    f"{need.what} looks like a secret: with --hide {need.what} in place of --env {need.what} "
+                    f"it uses the value at {' and '.join(hosts[:_MOST_NOTES])}, and does not get it"
+                )
         if self._left_out:
             most = f"only the {_MOST_PROPOSED} that it asked for most often are proposed"
             yield f"{self._left_out} more paths were missed; {most}"

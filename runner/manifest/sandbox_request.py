@@ -14,6 +14,7 @@ from runner.manifest.table import Item, Table
 from sandbox.document import model
 from sandbox.document.diagnostic import did_you_mean, quoted
 from sandbox.document.faults import Faults
+from sandbox.network.credentials import parse_hiding
 from sandbox.network.rules import HostRule, parse_rule, ports_fault
 from sandbox.paths.denied_paths import DENYLIST_RULE, lexical_hit
 from sandbox.policy.policy import FRACTIONAL_LIMITS
@@ -144,6 +145,17 @@ def hosts(faults: Faults, items: Sequence[Item], keys: KeyPath, none: str) -> tu
             faults.error(item.keys, "network_allowlist", message, hint)
     if fault := ports_fault(map(parse_rule, found)):
         faults.error(keys, "network_allowlist", f"the list {fault}", FEWER_PORTS)
+    return tuple(found)
+
+
+def hidden(faults: Faults, items: Sequence[Item]) -> tuple[str, ...]:
+    """Check entries of `hide`: NAME@HOST, or NAME for the hosts of its list."""
+    found: dict[str, None] = {}
+    for item in items:
+        try:
+            found[str(parse_hiding(item.text, default_ports=HTTPS_PORTS))] = None
+        except ValueError as error:
+            faults.error(item.keys, "hide", f"{quoted(item.text)} {error}")
     return tuple(found)
 
 

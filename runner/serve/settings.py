@@ -39,6 +39,7 @@ _KEYS: Mapping[str, tuple[type, ...]] = {
     "args": (list,),
     "state_dir": (str,),
     "staged": (bool,),
+    "hide": (list,),
     "parked": (int,),
     "eager": (bool,),
     "numbers": (dict,),

@@ -11,7 +11,7 @@ import os
 import select
 import time
 
-from sandbox.cell.beside import AuditedProcess, fork_beside, lease_identity
+from sandbox.cell.beside import AuditedProcess, fork_beside, lease_beside
 from sandbox.network.credentials import SSH_SOCKET, SshPlan
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.spawn.order import AgentOrder, SpawnError
@@ -52,7 +52,7 @@ def open_agent(
         keys = _given_keys(plan, outside)
         identity = None
         if uid_range is not None:
-            uid, lease = lease_identity(uid_range, "the ssh agent of each plugin")
+            uid, lease = lease_beside(uid_range)
             identity = uid, uid
             stack.callback(os.close, lease)
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0)

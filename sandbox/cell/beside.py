@@ -47,15 +47,14 @@ def fork_beside(run: Callable[[], None], ours: tuple[int, ...], forget: Callable
     return pid
 
 
-def lease_identity(uid_range: tuple[int, int], who: str) -> tuple[int, int]:
-    """A uid for a process beside a cell, and the descriptor that holds the lease. Raises LayerUnavailable.
-    `who`: for the message."""
+def lease_beside(uid_range: tuple[int, int]) -> tuple[int, int]:
+    """A uid for a process beside a cell, and the descriptor that holds the lease. Raises LayerUnavailable."""
     from sandbox.identity.leases import UidsUnavailable, lease_any
 
     try:
         lease = lease_any(*uid_range)
     except UidsUnavailable as missing:
-        hint = f"{who} needs a uid of its own; end other plugins"
+        hint = "the gate of each plugin with a list of hosts needs a uid of its own; end other plugins"
         raise LayerUnavailable("network", str(missing), hint) from None
     return lease.uid, lease.fd
 

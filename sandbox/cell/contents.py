@@ -22,11 +22,16 @@ class Contents:
     """Secrets by name, and other files by their path in the cage. `repr` shows none of the values."""
 
     def __init__(
-        self, secrets: Mapping[str, bytes] | None = None, files: Mapping[str, bytes] | None = None
+        self,
+        secrets: Mapping[str, bytes] | None = None,
+        files: Mapping[str, bytes] | None = None,
+        hidden: Mapping[str, bytes] | None = None,
     ) -> None:
-        """Raises ValueError if the contents are too large."""
+        """`hidden`: values of credentials that the plugin does not get, by the names of their variables.
+        Raises ValueError if the contents are too large."""
         self.secrets = dict(secrets or {})
         self.files = dict(files or {})
+        self.hidden = dict(hidden or {})
         for what, given, most in (
             ("the secrets", self.secrets, MOST_SECRET_BYTES),
             ("the files in memory", self.files, MOST_FILE_BYTES),
@@ -49,12 +54,12 @@ class Contents:
     def wipe(self) -> None:
         """Overwrite all secrets, in a forked child that needs none. In place, because stack frames inherited
         from the launching process refer to them too."""
-        import ctypes
+        self.wipe_files()
+        _overwrite(self.hidden)
 
-        for value in self.secrets.values():
-            if len(value) > 1:  # Python shares shorter ones
-                ctypes.memset(id(value) + bytes.__basicsize__ - 1, 0, len(value))
-        self.secrets.clear()
+    def wipe_files(self) -> None:
+        """The same, but for what is hidden: in a child that needs that."""
+        _overwrite(self.secrets)
         self.files.clear()
 
     def strays(self, files: Sequence[MemoryFile]) -> list[str]:
@@ -71,6 +76,15 @@ class Contents:
         sizes = [{name: len(value) for name, value in part.items()} for part in (self.secrets, self.files)]
         head = json.dumps(sizes).encode()
         return sealed_file(b"".join((head, b"\n", *self.secrets.values(), *self.files.values())))
+
+
+def _overwrite(secrets: dict[str, bytes]) -> None:
+    import ctypes
+
+    for value in secrets.values():
+        if len(value) > 1:  # Python shares shorter ones
+            ctypes.memset(id(value) + bytes.__basicsize__ - 1, 0, len(value))
+    secrets.clear()
 
 
 def read_contents(fd: int) -> Contents:

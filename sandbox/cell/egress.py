@@ -11,7 +11,7 @@ from __future__ import annotations
 import _socket
 import os
 
-from sandbox.cell.beside import AuditedProcess, fork_beside, lease_identity
+from sandbox.cell.beside import AuditedProcess, fork_beside, lease_beside
 from sandbox.network.egress import EgressPlan
 from sandbox.network.recipe import find_recipe
 from sandbox.spawn.network import outside_network
@@ -50,12 +50,14 @@ def open_gate(
     until: float | None = None,
     plugin: Limits | None = None,
     forget: Callable[[], None] | None = None,
+    broker: int = -1,
 ) -> Iterator[GateProcess]:
     """Start the gate. Raises LayerUnavailable, and OSError if processes or descriptors are exhausted.
 
     `uid_range`: for the gate's own uid, if the caller is root. `until`: see NetworkOrder. `plugin`: its
     limits; those of processor time also bound the gate. `forget`: called in the gate, to remove what it must
-    not have. The gate then waits for its sockets, and tells the cell's init when it serves.
+    not have. `broker`: the socket to the broker, if the plan has one. The gate then waits for its sockets,
+    and tells the cell's init when it serves.
     """
     recipe = find_recipe(egress)
     if plugin is not None:
@@ -64,14 +66,14 @@ def open_gate(
         identity = None
         if uid_range is not None:
             # The gate closes its copy of the lease, and dies with this process.
-            uid, lease = lease_identity(uid_range, "the gate of each plugin with a list of hosts")
+            uid, lease = lease_beside(uid_range)
             identity = uid, uid
             stack.callback(os.close, lease)
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0)
         stack.callback(ours.close)
         audit_r, audit_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         alive_r, alive_w = os.pipe2(os.O_CLOEXEC)
-        gates = (theirs.fileno(), egress, audit_w, alive_r, identity)
+        gates = (theirs.fileno(), egress, audit_w, alive_r, identity, broker)
         try:
             pid = fork_beside(lambda: _run_gate(*gates), (ours.fileno(), audit_r, alive_w), forget)
         except BaseException:
@@ -99,9 +101,14 @@ def open_gate(
 
 
 def _run_gate(
-    channel: int, egress: EgressPlan, audit: int, alive: int, identity: tuple[int, int] | None
+    channel: int,
+    egress: EgressPlan,
+    audit: int,
+    alive: int,
+    identity: tuple[int, int] | None,
+    broker: int,
 ) -> NoReturn:
     # Imported only in the gate, while this process goes on with the launch.
     from sandbox.gate.gate import run_gate
 
-    run_gate(channel, egress, audit, alive, identity)
+    run_gate(channel, egress, audit, alive, identity, broker)

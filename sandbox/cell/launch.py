@@ -170,13 +170,23 @@ def _launch_in_network(
         return
     from sandbox.cell.egress import open_gate
 
-    # The gate starts before the plugin and ends after it.
+    # The gate starts before the plugin and ends after it. So does the broker, around it.
     forget = contents.wipe if contents is not None else None
-    with (
-        open_gate(plan.egress, plan.layers.uid_range, bounds.launch, plan.limits, forget) as gate,
-        _launch(open_plan, owner, bwrap_path, bounds, contents, gate, observer, agent) as cell,
-    ):
-        yield cell
+    uids, limits = plan.layers.uid_range, plan.limits
+    with ExitStack() as stack:
+        broker = None
+        if plan.egress.broker is not None:
+            from sandbox.cell.broker import hide_values, open_broker
+
+            hidden = hide_values(plan.egress.broker, {} if contents is None else contents.hidden)
+            keep = contents.wipe_files if contents is not None else None
+            broker = stack.enter_context(open_broker(plan.egress.broker, hidden, uids, limits, keep))
+            open_plan = open_plan._replace(plan=broker.dress(plan, hidden))
+        door = -1 if broker is None else broker.channel.fileno()
+        gate = stack.enter_context(open_gate(plan.egress, uids, bounds.launch, limits, forget, door))
+        yield stack.enter_context(
+            _launch(open_plan, owner, bwrap_path, bounds, contents, gate, observer, agent)
+        )
 
 
 @contextmanager

@@ -67,6 +67,8 @@ def table_schema(model: Any) -> dict[str, Any]:
         each = {key: value for key, value in each.items() if key not in ("$ref", "title", "default")}
         if "properties" in each:
             each["properties"] = {key: plain(value) for key, value in each["properties"].items()}
+        if isinstance(each.get("additionalProperties"), dict):  # tables by name
+            each["additionalProperties"] = plain(each["additionalProperties"])
         return each
 
     return plain(schema)

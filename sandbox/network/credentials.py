@@ -6,17 +6,61 @@ hosts, and puts the value in the placeholder's place, in requests to the hosts t
 
 from __future__ import annotations
 
-from sandbox.speed.typed import Literal
+from sandbox.spec import Credential as Credential
+from sandbox.speed.typed import Sequence
 from sandbox.speed.value import NamedTuple
 
-Place = Literal["header", "query"]  # of a request
+_QUERY = "?query"
 
 
-class Credential(NamedTuple):
-    name: str  # of the variable in the cage
-    # For whom its value is: rules as sandbox/network/rules.py writes them. Never every name.
-    hosts: tuple[str, ...]
-    where: tuple[Place, ...] = ("header",)  # where a placeholder is replaced
+class Hiding(NamedTuple):
+    """What somebody writes to hide a credential: NAME, NAME@HOST or NAME@HOST?query."""
+
+    name: str  # of a variable, or of a credential of the policy
+    host: str = ""  # a rule; "": every host that the plugin may reach, or those of the policy's credential
+    query: bool = False  # whether it is also replaced in the query of a request
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}@{self.host}{_QUERY * self.query}" if self.host else self.name + _QUERY * self.query
+        )
+
+
+def hidden_name(text: str) -> str:
+    return text.partition("@")[0].removesuffix(_QUERY)
+
+
+def parse_hiding(text: str, *, default_ports: tuple[int, ...] = ()) -> Hiding:
+    """Raises ValueError with the rest of a sentence that begins with the text."""
+    rest = text.removesuffix(_QUERY)
+    name, at, host = rest.partition("@")
+    if not name or not all(each.isalnum() or each in "_-." for each in name) or not name.isascii():
+        raise ValueError("has no name in front; write NAME@HOST, as in GITHUB_TOKEN@api.github.com")
+    if at:
+        from sandbox.network.rules import parse_rule
+
+        rule = parse_rule(host, default_ports=default_ports)
+        if rule.methods is not None:
+            raise ValueError("has a rule about requests; write that for the network, and the host only here")
+        if rule.kind == "any":
+            raise ValueError("stands for every name; name the hosts that the value is for")
+        host = str(rule)
+    return Hiding(name, host, text.endswith(_QUERY))
+
+
+HTTPS_PORTS = (443,)  # of a host without one
+
+
+def read_hidings(words: Sequence[str], option: str) -> tuple[str, ...]:
+    """Entries as an operator writes them, in their normal form. `option`: begins the message of the
+    ValueError about a wrong one."""
+    found: dict[str, None] = {}
+    for word in words:
+        try:
+            found[str(parse_hiding(word, default_ports=HTTPS_PORTS))] = None
+        except ValueError as error:
+            raise ValueError(f"{option} {word}: it {error}") from None
+    return tuple(found)
 
 
 class BrokerPlan(NamedTuple):

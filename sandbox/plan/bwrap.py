@@ -107,8 +107,8 @@ def _with_descriptors(op: Operation, slots: Slots) -> tuple[str, ...]:
 
 def without_source(op: Operation, texts: Mapping[str, int]) -> tuple[str, ...]:
     match op:
-        case Text(dest, _):
-            return ("--perms", "0444", "--file", str(texts[dest]), dest)
+        case Text(dest, _, covers):
+            return ("--perms", "0444", "--ro-bind-data" if covers else "--file", str(texts[dest]), dest)
         case MemoryFile(dest, mode, _):
             # A file that belongs to the plugin. On the read-only root of the cage it cannot even change the
             # mode.

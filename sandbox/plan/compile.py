@@ -684,7 +684,12 @@ def plan_egress(grant: Grant, policy: Policy) -> EgressPlan | None:
     if not rules:
         return None  # an empty list is no network
     rule = policy.network
-    egress = EgressPlan(rules, rule.private, rule.limits, every_port=_has_every_port(rules))
+    broker = None
+    if grant.credentials or any(" " in each for each in rules):
+        from sandbox.plan.brokered import split_requests
+
+        rules, broker = split_requests(rules, grant)
+    egress = EgressPlan(rules, rule.private, rule.limits, every_port=_has_every_port(rules), broker=broker)
     if egress.every_port:
         _require_redirect(egress)
     return egress

@@ -53,6 +53,7 @@ class Text(NamedTuple):
 
     dest: str
     content: bytes
+    covers: bool = False  # it is mounted over a file of a bind
 
 
 class Symlink(NamedTuple):

@@ -6,6 +6,7 @@ checked against those. The denylist, the limits and the layers stay as they are.
 
 from __future__ import annotations
 
+from sandbox.network.credentials import hidden_name
 from sandbox.paths.denied_paths import lexical_fault, normal
 from sandbox.policy.policy import ApprovalRule, Policy, admits, host_matches, is_loopback, matches, steers
 from sandbox.spec import (
@@ -36,6 +37,7 @@ def requested_approval(spec: SandboxSpec, *, project: bool = False) -> Approval:
         seccomp=spec.seccomp or "strict",
         project="read" if project else "none",
         staged=spec.staged,
+        hide=spec.hide,
     )
 
 
@@ -51,6 +53,7 @@ def join_approvals(one: Approval, other: Approval) -> Approval:
         seccomp=max(one.seccomp, other.seccomp, key=SECCOMP_ORDER.index),
         project="read" if "read" in (one.project, other.project) else "none",
         staged=one.staged or other.staged,
+        hide=tuple(dict.fromkeys((*one.hide, *other.hide))),
     )
 
 
@@ -65,6 +68,7 @@ def subtract_approval(approval: Approval, other: Approval) -> Approval:
         steering=tuple(name for name in approval.steering if name not in other.steering),
         seccomp="strict" if approval.seccomp == other.seccomp else approval.seccomp,
         project="none" if approval.project == other.project else approval.project,
+        hide=tuple(each for each in approval.hide if each not in other.hide),
     )
 
 
@@ -81,6 +85,7 @@ def limit_approval(approval: Approval, rule: ApprovalRule) -> Approval:
         seccomp=min(approval.seccomp, rule.seccomp, key=SECCOMP_ORDER.index),
         project=approval.project if rule.project == "read" else "none",
         staged=approval.staged,
+        hide=tuple(each for each in approval.hide if matches(rule.env, hidden_name(each))),
     )
 
 
@@ -109,4 +114,5 @@ def raise_ceilings(policy: Policy, approval: Approval) -> Policy:
             ceiling=max(policy.seccomp.ceiling, approval.seccomp, key=SECCOMP_ORDER.index)
         ),
         project="read" if "read" in (policy.project, approval.project) else "none",
+        hide=(*policy.hide, *approval.hide),
     )

@@ -41,7 +41,10 @@ from sandbox.spec import (
     is_variable_name,
     names_policy_hosts,
 )
-from sandbox.speed.typed import Mapping, Sequence
+from sandbox.speed.typed import TYPE_CHECKING, Mapping, Sequence
+
+if TYPE_CHECKING:
+    from sandbox.network.credentials import Credential
 
 _MOST_STAGED = 8 << 30  # bytes of staged writes in one folder, where nothing else limits them
 
@@ -104,7 +107,19 @@ def grant(
         decided_by = (*decided_by, ("disk", "policy"))
     paths = _paths(spec, policy, state_dir, homes, denials)
     network = _network(spec, policy, host_network_by, denials)
-    env = _env(spec, policy, environ, said, denials, bare_environment)
+    credentials: tuple[Credential, ...] = ()
+    authorities: tuple[str, ...] = ()
+    if said.hide or policy.hide or spec.hide:
+        from sandbox.policy.credentials import find_credentials
+
+        asked = (*said.hide, *policy.hide, *spec.hide)
+        unapproved = set(spec.hide).difference(said.hide, policy.hide)
+        literals = {each.name for each in spec.env if each.value is not None} | dict(said.env).keys()
+        credentials, authorities = find_credentials(
+            asked, policy, network, denials, caged=not unsandboxed, literals=literals, unapproved=unapproved
+        )
+    hidden = tuple(credential.name for credential in credentials)
+    env = _env(spec, policy, environ, said, denials, bare_environment, hidden)
     seccomp = _seccomp(spec, policy, where.get("seccomp", ()), denials)
     asks_network = network.mode != "none" and not unsandboxed
     if asks_network and (denial := network_denial(network, seccomp, spec, policy)):
@@ -123,6 +138,8 @@ def grant(
         scratch=scratch,
         memory_files=memory_files,
         staged=staged,
+        credentials=credentials,
+        authorities=authorities,
     )
 
 
@@ -311,13 +328,17 @@ def _env(
     overrides: Overrides,
     denials: list[Denial],
     bare: bool,
+    hidden: tuple[str, ...],
 ) -> tuple[tuple[str, str], ...]:
+    """`hidden`: variables that get a placeholder at the launch, however they are asked for."""
     rule = policy.env
     fixed = dict(rule.set)
     env = dict(fixed)
     if not bare:
         env.update((name, environ[name]) for name in rule.passed if name in environ)
     for request in spec.env:
+        if request.name in hidden:
+            continue
         if request.fills:
             given = request.name in dict(overrides.env) or request.name in overrides.pass_env
             if not given and not (request.name in rule.passed or matches(rule.ceiling, request.name)):
@@ -340,6 +361,7 @@ def _env(
         denials.append(Denial("env_contract", name, reason, f"leave --env {name} out"))
     env.update((name, environ[name]) for name in overrides.pass_env if name in environ)
     env.update(overrides.env)
+    env.update(dict.fromkeys(hidden, ""))
     return tuple(env.items())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 from sandbox.document.faults import Faults
 from sandbox.document.operator_table import read_table
@@ -15,6 +15,7 @@ from sandbox.policy.policy import (
     ALWAYS_SIZED,
     ApprovalRule,
     CapabilityRule,
+    CredentialRule,
     EnvRule,
     LimitRule,
     NetworkRule,
@@ -24,7 +25,7 @@ from sandbox.policy.policy import (
     SeccompRule,
 )
 from sandbox.policy.tables import WORDING, PolicyFile
-from sandbox.spec import STATE_DIR_TOKEN
+from sandbox.spec import STATE_DIR_TOKEN, Place
 
 
 def parse_policy(path: str, raw: bytes, *, name: str) -> Policy:
@@ -65,6 +66,18 @@ def parse_policy(path: str, raw: bytes, *, name: str) -> Policy:
         run_as=file.user.run_as,
         packages=PackageRule(**dict(file.packages)),
         approvals=ApprovalRule(**{**approvals, "hosts": _rules(file.approvals.hosts)}),
+        credentials=tuple(
+            CredentialRule(
+                name,
+                each.variable or name,
+                _rules(each.hosts),
+                each.source,
+                tuple(place for place in get_args(Place) if place in each.where),
+                each.authorities,
+                each.keep,
+            )
+            for name, each in file.credentials.items()
+        ),
         move_host=file.cgroups.host == "move",
         machine_share=file.machine_share,
     )

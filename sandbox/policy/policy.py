@@ -18,6 +18,7 @@ from sandbox.spec import (
     STATE_DIR_TOKEN,
     Limits,
     NetworkMode,
+    Place,
     ProjectAccess,
     SeccompProfile,
 )
@@ -184,6 +185,19 @@ class PackageRule(NamedTuple):
     trust: str = TRUST_FILE  # the file of the keys whose signatures count
 
 
+class CredentialRule(NamedTuple):
+    """A credential of the operator's, by name: plugins that hide this name use it, and never get its value
+    (credentials.py)."""
+
+    name: str
+    variable: str  # that has the placeholder
+    hosts: tuple[str, ...]  # for whom the value is
+    source: tuple[str, ...]  # ("file", PATH), ("env", NAME) or ("command", WORD, ...)
+    where: tuple[Place, ...] = ("header",)
+    authorities: tuple[str, ...] = ()  # files of roots that the hosts may have
+    seconds: float = 300.0  # how long the answer of a command is kept
+
+
 class ApprovalRule(NamedTuple):
     """What a person may approve beyond the ceilings (approval.py). The default: nothing."""
 
@@ -234,12 +248,17 @@ class Policy(NamedTuple):
     )
     packages: PackageRule = PackageRule()
     approvals: ApprovalRule = ApprovalRule()
+    credentials: tuple[CredentialRule, ...] = ()
+    hide: tuple[str, ...] = ()  # what a person hides from this plugin, by an approval
     move_host: bool = False  # whether other processes of our delegated unit may be moved to a group below it
     # The most that one plugin may take of each number that the whole machine shares; above 0, up to 1.
     machine_share: float = 0.25
 
     def limit(self, name: str) -> LimitRule:
         return dict(self.limits).get(name, LimitRule())
+
+    def credential(self, name: str) -> CredentialRule | None:
+        return next((rule for rule in self.credentials if rule.name == name), None)
 
     def layer(self, name: str) -> Mode:
         """What to do where this machine cannot enforce `name`. Without an entry the launch is refused."""

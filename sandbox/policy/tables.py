@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self, get_args
 
 from pydantic import AfterValidator, ConfigDict, Field, create_model, model_validator
 
@@ -26,6 +26,7 @@ from sandbox.spec import (
     SECCOMP_ORDER,
     SIZES,
     STATE_DIR_TOKEN,
+    Place,
     is_variable_name,
 )
 from sandbox.units import parse_limit, parse_size
@@ -150,6 +151,24 @@ def _read_ports(value: object) -> tuple[int, ...]:
     return tuple(dict.fromkeys(value))
 
 
+def _read_source(value: object) -> tuple[str, ...]:
+    if isinstance(value, list) and value and all(isinstance(word, str) and word for word in value):
+        return ("command", *value)
+    kind, _, place = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if kind == "file" and not lexical_fault(place):
+        return "file", normal(place)
+    if kind == "env" and is_variable_name(place):
+        return "env", place
+    hint = 'as in "file:/etc/runner/github.token", "env:GITHUB_TOKEN" or ["gh", "auth", "token"]'
+    raise WrongValue("must be file:/PATH, env:NAME or the words of a command", hint=hint)
+
+
+def _read_variable(value: object) -> str:
+    if isinstance(value, str) and is_variable_name(value):
+        return value
+    raise WrongValue("must be the name of an environment variable")
+
+
 def _read_variables(value: object) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, dict):
         raise WrongValue("must be a table of texts", "invalid_type")
@@ -198,6 +217,17 @@ _SHARE = Kind(
         "pattern": r"^[0-9]{1,3}(\.[0-9]{1,6})?%$",
         "description": "The most that one plugin may take of numbers that the whole machine shares.",
     },
+)
+_SOURCE = Kind(
+    _read_source,
+    {
+        "anyOf": [{**_TEXT, "pattern": "^(file:/|env:.)"}, {"type": "array", "items": _TEXT, "minItems": 1}],
+        "description": "Where its value is: file:/PATH, env:NAME, or a command that prints it.",
+    },
+)
+_VARIABLE = Kind(
+    _read_variable,
+    {**_TEXT, "description": "The variable with the placeholder; without it the name of the credential."},
 )
 _PORTS = Kind(
     _read_ports,
@@ -274,6 +304,19 @@ def _host_fault(host: str) -> str | None:
     except ValueError as error:
         return f"{error}; entries look like example.com:443, *.example.com:443, *:443 or example.com:*"
     return None
+
+
+def _credential_host_fault(host: str) -> str | None:
+    if fault := _host_fault(host):
+        return fault
+    rule = parse_rule(host, ranges=True)
+    if rule.kind in ("any", "range") or rule.methods is not None:
+        return "must be a host, as in api.example.com:443 or *.example.com:443"
+    return None
+
+
+def _place_of_request_fault(place: str) -> str | None:
+    return None if place in get_args(Place) else "must be header or query"
 
 
 def _port_fault(port: object) -> str | None:
@@ -469,6 +512,21 @@ class _ApprovalsTable(OperatorTable):
     project: Annotated[ProjectAccess, _choice("Whether the project may be shown.", "none", "read")] = "none"
 
 
+class _CredentialTable(OperatorTable):
+    """A credential that plugins use and do not get."""
+
+    hosts: Annotated[_Texts, _texts(f"For whom its value is. {_HOSTS}", _credential_host_fault)]
+    source: Annotated[tuple[str, ...], _SOURCE] = Field(alias="from")
+    variable: Annotated[str, _VARIABLE] = ""
+    where: Annotated[_Texts, _texts("Where in a request: header, query.", _place_of_request_fault)] = (
+        "header",
+    )
+    authorities: Annotated[
+        _Texts, _texts("Files of roots that its hosts may have beside the system's.", lexical_fault)
+    ] = ()
+    keep: Annotated[float, _amount("How long the answer of a command is kept.", "idle")] = 300.0
+
+
 class _CgroupsTable(OperatorTable):
     """How the runner makes room for cgroups of plugins (cgroup v2)."""
 
@@ -531,6 +589,9 @@ class PolicyFile(OperatorTable):
     packages: _PackagesTable = Field(default_factory=_PackagesTable)
     user: _UserTable = Field(default_factory=_UserTable)
     approvals: _ApprovalsTable = Field(default_factory=_ApprovalsTable)
+    credentials: dict[str, _CredentialTable] = Field(
+        default_factory=dict, description="Credentials that plugins use and do not get, by name."
+    )
     cgroups: _CgroupsTable = Field(default_factory=_CgroupsTable)
     layers: _LayersTable = Field(default_factory=_LayersTable)
 

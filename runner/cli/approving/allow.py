@@ -14,6 +14,7 @@ from runner.cli.approving.subject import unwrap_subject
 from runner.cli.approving.tool_changes import ask_about_remote
 from runner.cli.shared import text as printing
 from runner.cli.shared.command import NET_HELP, command_of, network_of, path_of
+from runner.cli.shared.hiding import HIDE_HELP, hide_of, with_hidden_hosts
 from runner.cli.shared.options import (
     add_config,
     add_contract_options,
@@ -56,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--env", "NAME", "a variable of the host's environment; NAME=VALUE: with --name, as for runner run"),
     ):
         more.add_argument(option, metavar=metavar, action="append", default=[], help=about)
+    more.add_argument("--hide", metavar="NAME[@HOST]", action="append", default=[], help=HIDE_HELP)
     more.add_argument(
         "--staged",
         action="store_true",
@@ -131,7 +133,7 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"{' and '.join(chosen)}: leave all but one of them out")
     if args.json and not args.list:
         raise ValueError("--json: it goes with --list")
-    more = [f"--{each}" for each in ("read", "write", "net", "env", "staged") if getattr(args, each)]
+    more = [f"--{each}" for each in ("read", "write", "net", "env", "hide", "staged") if getattr(args, each)]
     if more and chosen:
         raise ValueError(f"{more[0]}: it does not go with {chosen[0]}")
     is_command = args.name is not None or args.arguments
@@ -179,7 +181,7 @@ def _invocation(args: argparse.Namespace) -> Invocation:
             wrapped=None,
             env_file=None,
             env=[word for word in args.env if "=" in word],
-            **{each: [] for each in ("read", "write", "net")},
+            **{each: [] for each in ("read", "write", "net", "hide")},
         )
         return Invocation("", policy=args.policy, command=command_of(words))
     return Invocation(
@@ -200,7 +202,8 @@ def _added_approval(args: argparse.Namespace) -> Approval:
             raise ValueError(
                 f"--env {name}: write the name of a variable; its value is passed on at each launch"
             )
-    network = network_of(args.net)
+    hide = hide_of(args.hide)
+    network = with_hidden_hosts(network_of(args.net), hide)
     names = [name for name in args.env if "=" not in name]
     return Approval(
         read=tuple(dict.fromkeys(path_of("--read", word) for word in args.read)),
@@ -210,6 +213,7 @@ def _added_approval(args: argparse.Namespace) -> Approval:
         env=tuple(dict.fromkeys(names)),
         steering=tuple(dict.fromkeys(name for name in names if steers(name))),
         staged=args.staged,
+        hide=hide,
     )
 
 

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from runner.launch.advice.places import WIDE_PATHS
 from sandbox.paths.mounts import contains
+from sandbox.policy.credentials import looks_secret
 from sandbox.policy.policy import is_loopback, private_fault, steers
 from sandbox.spec import Approval, Limits
 from sandbox.units import format_limit
 
-# Names of variables whose values are most often secrets.
-_SECRET = re.compile(
-    r"TOKEN|SECRET|PASSW|PASSPHRASE|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL|AUTH|COOKIE|SESSION"
-    r"|DATABASE_URL|DSN|_KEY$|_PAT$",
-    re.IGNORECASE,
-)
-
 
 class AskedItem(NamedTuple):
-    kind: str  # read, write, staged, network, host, variable, seccomp, project, limit
+    kind: str  # read, write, staged, network, host, variable, hidden, seccomp, project, limit
     what: str
     unusual: str = ""  # why it stands out; empty: it does not
 
@@ -40,6 +33,9 @@ def items_of(approval: Approval, homes: Sequence[str] = (), project: str = "") -
         found.append(AskedItem("seccomp", approval.seccomp))
     if approval.staged:
         found.append(AskedItem("staged", "what it writes waits for you: runner diff, runner apply"))
+    for each in approval.hide:
+        name, _, host = each.partition("@")
+        found.append(AskedItem("hidden", name, f"its value goes to {host or 'the hosts above'} only"))
     if approval.project != "none":
         found.append(AskedItem("project", project or "the folder it works on", _of_path(project, homes)))
     return tuple(sorted(found, key=lambda item: not item.unusual))
@@ -95,7 +91,7 @@ def _variables(approval: Approval) -> Iterator[AskedItem]:
         why = []
         if steers(name):
             why.append("it decides which code runs")
-        if _SECRET.search(name):
+        if looks_secret(name):
             why.append("it looks like a secret")
         yield AskedItem("variable", name, "; ".join(why))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from runner.cli.shared.hiding import hide_of, with_hidden_hosts
 from runner.contracts.configurations import PLUGIN_PREFIX, WRAP_FORMAT, EntryFound, WrappedEntry
 from runner.launch.command import Command
 from sandbox.document.diagnostic import printable
@@ -100,6 +101,7 @@ def command_of(
     if args.env_file is not None and not (wrapped and args.env_file):
         raise ValueError("--env-file: only runner wrap writes it; use --env NAME=VALUE")
     variables = _plugin_variables(environ) if wrapped else {}
+    hide = hide_of(args.hide)
     if not name and any(STATE_DIR_TOKEN in word for word in (*args.arguments, *args.env)):
         raise ValueError(f"{STATE_DIR_TOKEN}: only a command with a --name has a state directory")
     return Command(
@@ -109,7 +111,8 @@ def command_of(
         file=file,
         spec=SandboxSpec(
             paths=tuple(dict.fromkeys(paths)),
-            network=network_of(args.net),
+            network=with_hidden_hosts(network_of(args.net), hide),
+            hide=hide,
             env=tuple({**_variables(args.env, environ, found), **variables}.values()),
         ),
         named_directory=args.cwd is not None or args.project is not None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
+from runner.cli.shared.hiding import HIDE_HELP, hide_of
 from runner.contracts.registry import (
     all_contracts,
     command_contract,
@@ -61,6 +62,7 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="keep what it writes apart, until runner apply takes it",
     )
+    parser.add_argument("--hide", metavar="NAME[@HOST]", action="append", default=[], help=HIDE_HELP)
     add_limits(parser)
     parser.set_defaults(arguments=[])
 
@@ -381,7 +383,9 @@ def invocation_of(args: argparse.Namespace) -> Invocation:
         policy=args.policy,
         state_dir=args.state_dir,
         args=tuple(args.arguments),
-        overrides=Overrides(tuple(env), tuple(names), limits_of(args.limits), args.staged),
+        overrides=Overrides(
+            tuple(env), tuple(names), limits_of(args.limits), args.staged, hide_of(args.hide)
+        ),
         options=contract_options_of(args),
         config=config_of(args.config),
     )

@@ -8,10 +8,11 @@ from typing import Any
 from runner.launch.network_report import NETWORK_WARNINGS
 from runner.launch.stages import Decided, Stage, decided_of
 from sandbox.network.addresses import vet
+from sandbox.network.credentials import Credential, hidden_name
 from sandbox.network.egress import EgressLimits
 from sandbox.network.rules import HostRule, covers, parse_rule
 from sandbox.policy.policy import NetworkRule, host_matches, is_loopback
-from sandbox.spec import Denial, names_policy_hosts
+from sandbox.spec import LITERAL, Denial, names_policy_hosts
 from sandbox.units import format_duration, format_size
 
 
@@ -52,6 +53,7 @@ def network_lines(stage: Stage | None) -> Iterator[str]:
         fault = never_dialled(host)
         never = f"; NEVER DIALLED: it {fault}" if fault else ""
         yield f"  {host.ljust(width)}  asked by the {by}, allowed by {allowed}{never}"
+    yield from _credential_lines(decided)
     for denial in _denials(decided):
         yield f"  REFUSED {denial.asked}: {denial.reason}; {denial.hint}"
     if granted.mode in ("allowlist", "open"):
@@ -63,6 +65,29 @@ def network_lines(stage: Stage | None) -> Iterator[str]:
         yield "on ports 80 and 443 the name in clear text has to be the same: the Host of the first request"
         yield "of a connection, or the server name of its first TLS ClientHello; later ones are not read"
         yield f"limits (under [network] in the policy): {_egress_limits(rule.limits)}"
+
+
+def _credential_lines(decided: Decided) -> Iterator[str]:
+    """Which credential goes to which host, and by whose word."""
+    said = decided.loaded.invocation.overrides.hide
+    for each in decided.grant.credentials:
+        names = {each.name, *(rule.name for rule in decided.policy.credentials if rule.variable == each.name)}
+        by = "manifest"
+        if any(hidden_name(text) in names for text in decided.approval.hide):
+            by = "your approval" if decided.approved_at else "the command line"
+        elif any(hidden_name(text) in names for text in said):
+            by = "the command line"
+        source = _sources(each)
+        yield f"  {each.name} is a placeholder; its value ({source}) goes to {', '.join(each.hosts)}, by {by}"
+
+
+def _sources(credential: Credential) -> str:
+    kind, *words = credential.source or ("given", credential.name)
+    if credential.source == LITERAL:
+        return "given with the plugin"
+    if kind == "command":
+        return f"what {' '.join(words)} prints"
+    return f"of the file {words[0]}" if kind == "file" else f"of the variable {words[0]}"
 
 
 _LIMITS = ("connections", "bytes", "rate", "idle")  # those that a policy can set
@@ -122,4 +147,4 @@ def _allowing(rule: NetworkRule, host: HostRule) -> str:
 
 
 def _denials(decided: Decided) -> list[Denial]:
-    return [denial for denial in decided.grant.denials if denial.rule.startswith("network_")]
+    return [denial for denial in decided.grant.denials if denial.rule.startswith(("network_", "credential"))]

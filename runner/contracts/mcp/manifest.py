@@ -393,6 +393,7 @@ def _spec(faults: Faults, sandbox: Table, env: list[EnvRequest], home: str) -> S
             *_path_requests(faults, sandbox, "write", home),
         ),
         network=_network(faults, sandbox),
+        hide=sandbox_request.hidden(faults, sandbox.strings("hide")),
         env=tuple(env),
         seccomp=seccomp,
         limits=limits,

@@ -51,6 +51,10 @@ class XSandboxTable(_Table):
     env: list[str] | None = Field(default=None, description="Names of variables to pass on from the host.")
     limits: Any = Field(default=None, json_schema_extra=sandbox_request.limits_schema())
     seccomp: model.Seccomp | None = Field(default=None, description="System calls: strict, default, compat.")
+    hide: list[str] | None = Field(
+        default=None,
+        description='Variables it uses and does not get: "NAME@HOST". A placeholder stands for the value.',
+    )
     staged: bool | None = Field(
         default=None, description="Keep what it writes apart, until runner apply takes it."
     )

@@ -78,9 +78,10 @@ def _plan_classes(plain: Any) -> tuple[type[tuple[Any, ...]], ...]:
 
     egress: tuple[type[tuple[Any, ...]], ...] = ()
     if plain[1][1 + plan.LaunchPlan._fields.index("egress")] is not None:
+        from sandbox.network.credentials import BrokerPlan, Credential
         from sandbox.network.egress import EgressLimits, EgressPlan
 
-        egress = EgressLimits, EgressPlan
+        egress = EgressLimits, EgressPlan, BrokerPlan, Credential
     return (
         *egress,
         *(Provision, AssignedLimits, AssignedLimit, Shares, Site, Hierarchy, Layer, Layers),
@@ -121,6 +122,11 @@ def _carry_out(entry: PlanEntry, request: LaunchRequest, began: float, host: Lau
             raise ValueError("this machine gives more than the plan has")
     if planned.provision.state_dir is not None:
         load("state")
+    contents = None
+    if plan.egress is not None and plan.egress.broker is not None:
+        from runner.launch.hidden import with_hidden
+
+        contents = with_hidden(None, plan.egress.broker, request.environ)
     with Sources() as sources:
         sources.hold_known(planned)
-        return drive(plan_steps(planned, request.environ, began, host, sources, watch))
+        return drive(plan_steps(planned, request.environ, began, host, sources, watch, contents))

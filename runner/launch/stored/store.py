@@ -12,6 +12,7 @@ from runner.launch.stored.unit import BLANKS, Unit, facts_without_unit, marks, u
 from sandbox import CODE_ROOT, cache
 from sandbox.facts import Facts
 from sandbox.look import AskedFacts
+from sandbox.spec import LITERAL
 from sandbox.speed import codec
 from sandbox.speed.typed import TYPE_CHECKING, Any
 
@@ -117,6 +118,9 @@ def _require_storable(planned: Planned) -> None:
         raise NotStored("it writes to folders of the host, which are looked at each time")
     if plan.memory_files:
         raise NotStored("it gets secrets, or files that exist only in memory")
+    broker = None if plan.egress is None else plan.egress.broker
+    if broker is not None and any(each.source == LITERAL for each in broker.credentials):
+        raise NotStored("a credential that the plugin does not get is in its manifest")
     if planned.invocation.overrides.env or planned.invocation.config:
         raise NotStored("the command line holds values that may be secret")
 

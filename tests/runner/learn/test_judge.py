@@ -342,6 +342,7 @@ def test_a_name_that_was_looked_up_and_not_dialled(
 def test_variables_that_its_output_names() -> None:
     found = propose(output="Error: API_TOKEN is not set\nERROR: NOT_HERE is required\n")
     assert named(found) == [("variable", "API_TOKEN")]
+    assert not any("--hide" in note for note in found.notes)  # it reaches no host
 
 
 def test_its_own_home_is_not_yours(place: Path) -> None:

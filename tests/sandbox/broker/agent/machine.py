@@ -79,7 +79,13 @@ class SshServer:
                     return
                 with connection:
                     self._processes.append(
-                        subprocess.Popen(argv, stdin=connection, stdout=connection, stderr=log, env=ENVIRON)
+                        subprocess.Popen(
+                            argv,
+                            stdin=connection.fileno(),
+                            stdout=connection.fileno(),
+                            stderr=log,
+                            env=ENVIRON,
+                        )
                     )
 
     def close(self) -> None:

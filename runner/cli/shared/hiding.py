@@ -1,0 +1,36 @@
+"""--hide: credentials that a plugin uses and does not get."""
+
+from __future__ import annotations
+
+from sandbox.spec import Network
+from sandbox.speed.typed import Sequence
+
+HIDE_HELP = (
+    "give it a placeholder in place of a variable's value, which is put in only on the way to HOST "
+    "(without @HOST: to the hosts it may reach by name); or a credential of the policy by its name"
+)
+
+
+def hide_of(words: Sequence[str]) -> tuple[str, ...]:
+    """The entries of --hide. Raises ValueError if one is wrong."""
+    if not words:
+        return ()
+    from sandbox.network.credentials import read_hidings
+
+    return read_hidings(words, "--hide")
+
+
+def with_hidden_hosts(asked: Network | None, hide: Sequence[str]) -> Network | None:
+    """To hide a value for a host is to reach that host, unless a rule about requests says more."""
+    if not hide:
+        return asked
+    from sandbox.network.credentials import parse_hiding
+    from sandbox.network.rules import covers, parse_rule
+
+    known = () if asked is None else asked.hosts
+    rules = [parse_rule(host).without_requests() for host in known]
+    hosts = [host for each in hide if (host := parse_hiding(each).host)]
+    more = [host for host in hosts if not any(covers(rule, parse_rule(host)) for rule in rules)]
+    if not more or (asked is not None and asked.mode == "host"):
+        return asked
+    return Network("allowlist", tuple(dict.fromkeys((*known, *more))))

@@ -1,0 +1,121 @@
+"""The values of credentials that a plugin uses and does not get: found at each launch, in no plan."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from runner.outcome import EXEC_REFUSED, Failure, Outcome
+from sandbox.cell.contents import Contents
+from sandbox.network.credentials import BrokerPlan, Credential
+from sandbox.spec import LITERAL
+from sandbox.speed.typed import TYPE_CHECKING, Mapping
+
+if TYPE_CHECKING:
+    from runner.launch.stages import Planned
+
+_MOST_BYTES = 16 << 10
+_FEWEST_BYTES = 8  # a shorter text occurs by accident in what a server sends
+_COMMAND_SECONDS = 30.0
+
+# What commands have answered, and until when it is used: a daemon starts plugins for months.
+_answers: dict[tuple[str, ...], tuple[bytes, float]] = {}
+
+
+def literal_values(planned: Planned) -> Mapping[str, str]:
+    """Values that are in the manifest, or on the command line."""
+    found = {each.name: each.value for each in planned.plugin.spec.env if each.value is not None}
+    return {**found, **dict(planned.invocation.overrides.env)}
+
+
+def with_hidden(
+    contents: Contents | None,
+    broker: BrokerPlan,
+    given: Mapping[str, str],
+    literals: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Contents:
+    """The contents of the launch, with the values. `given`: the variables that can be passed on to the
+    plugin. `environ`: of the runner, for the commands of the policy; by default `given`. Raises Failure."""
+    values = {}
+    for credential in broker.credentials:
+        value = _find(credential, given, literals or {}, given if environ is None else environ)
+        if fault := _fault(value):
+            raise _refused(
+                credential, f"its value {fault}", "hide only what travels in requests, as tokens do"
+            )
+        values[credential.name] = value
+    if contents is None:
+        return Contents(hidden=values)
+    return Contents(contents.secrets, contents.files, values)
+
+
+def _find(
+    credential: Credential, given: Mapping[str, str], literals: Mapping[str, str], environ: Mapping[str, str]
+) -> bytes:
+    kind, *words = credential.source or ("given", credential.name)
+    if credential.source == LITERAL:
+        return os.fsencode(literals.get(credential.name, ""))
+    if kind == "command":
+        return _answer(credential, tuple(words), environ)
+    [place] = words
+    if kind == "file":
+        try:
+            with open(place, "rb") as file:
+                return file.read(_MOST_BYTES + 1).removesuffix(b"\n").removesuffix(b"\r")
+        except OSError as error:
+            raise _refused(
+                credential, f"{place} cannot be read: {error.strerror}", "see the policy"
+            ) from None
+    value = (given if kind == "given" else environ).get(place)
+    if value is None:
+        raise _refused(credential, f"the variable {place} is not set", f"set {place} for the runner")
+    return os.fsencode(value)
+
+
+def _answer(credential: Credential, argv: tuple[str, ...], environ: Mapping[str, str]) -> bytes:
+    """What the policy's command prints. It runs outside, as the caller."""
+    import subprocess
+
+    answer, until = _answers.get(argv, (b"", 0.0))
+    if time.monotonic() < until:
+        return answer
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=dict(environ),
+            timeout=_COMMAND_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        why = f"{argv[0]} has not answered within {_COMMAND_SECONDS:g} s"
+        raise _refused(credential, why, "run it yourself to see what it waits for") from None
+    except OSError as error:
+        why = f"{argv[0]} cannot be started: {error.strerror}"
+        raise _refused(credential, why, "the policy names the command") from None
+    if done.returncode:
+        why = f"{argv[0]} ended with status {done.returncode}"
+        raise _refused(credential, why, "run it yourself to see what it says")
+    answer = done.stdout[: _MOST_BYTES + 2].removesuffix(b"\n").removesuffix(b"\r")
+    _answers[argv] = answer, time.monotonic() + credential.seconds
+    return answer
+
+
+def _fault(value: bytes) -> str:
+    if not value:
+        return "is empty"
+    if value.startswith(b"-----BEGIN"):
+        return "is a key or a certificate, which signs and does not travel"
+    if any(byte < 0x20 or byte == 0x7F for byte in value):
+        return "has a control character, which no header may have"
+    if not _FEWEST_BYTES <= len(value) <= _MOST_BYTES:
+        return f"has {len(value)} bytes; {_FEWEST_BYTES} to {_MOST_BYTES} can be hidden"
+    return ""
+
+
+def _refused(credential: Credential, why: str, hint: str) -> Failure:
+    message = f"{credential.name} cannot be hidden: {why}"
+    return Failure(Outcome("launch_failed", "launch", message, "credential", hint), EXEC_REFUSED)

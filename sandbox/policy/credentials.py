@@ -1,0 +1,136 @@
+"""Which credentials a plugin uses without getting them: who asked for it, and for which hosts each one is.
+
+A person or the operator hides a variable (NAME@HOST), or a credential of the policy by its name. That gives
+the plugin nothing but the use at hosts that it may reach anyway, so only the hosts are judged here.
+"""
+
+from __future__ import annotations
+
+import re
+
+from sandbox.network.credentials import Credential, Hiding, parse_hiding
+from sandbox.network.rules import HostRule, covers, parse_rule
+from sandbox.policy.policy import CredentialRule, Policy, matches, steers
+from sandbox.spec import LITERAL, Denial, Network, is_variable_name
+from sandbox.speed.typed import Collection, Sequence
+
+# A secret that signs and does not travel: with a placeholder every signature would be wrong.
+_SIGNS = re.compile(
+    r"AWS_SECRET|SECRET_ACCESS_KEY|PRIVATE_?KEY|SIGNING|JWT_SECRET|HMAC|WEBHOOK_SECRET|SERVICE_ACCOUNT",
+    re.IGNORECASE,
+)
+
+# Names of variables whose values are most often secrets.
+_SECRET = re.compile(
+    r"TOKEN|SECRET|PASSW|PASSPHRASE|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL|AUTH|COOKIE|SESSION"
+    r"|DATABASE_URL|DSN|_KEY$|_PAT$",
+    re.IGNORECASE,
+)
+
+
+def looks_secret(name: str) -> bool:
+    """Whether the value of a variable with this name is most often a secret."""
+    return _SECRET.search(name) is not None
+
+
+def find_credentials(
+    asked: Sequence[str],
+    policy: Policy,
+    network: Network,
+    denials: list[Denial],
+    *,
+    caged: bool,
+    literals: Collection[str] = (),
+    unapproved: Collection[str] = (),
+) -> tuple[tuple[Credential, ...], tuple[str, ...]]:
+    """The credentials, and files of the roots that their hosts may have. `asked`: entries as
+    sandbox/network/credentials.py reads them. `literals`: variables whose values are in the manifest, or on
+    the command line. `unapproved`: entries that only the manifest has: these give no more than a variable of
+    the host's does, and nothing less."""
+    found: dict[str, Credential] = {}
+    authorities: dict[str, None] = {}
+    for text in dict.fromkeys(asked):
+        try:
+            hiding = parse_hiding(text)
+        except ValueError as error:
+            denials.append(Denial("credential", text, f"it {error}"))
+            continue
+        rule = policy.credential(hiding.name)
+        variable = hiding.name if rule is None else rule.variable
+        hosts = _hosts(hiding, rule, network)
+        denial = _denial(hiding, variable, rule, hosts, policy, network, caged)
+        if denial is None and text in unapproved and not (rule is None and variable in literals):
+            denial = _ceiling_denial(hiding, policy)
+        if denial is not None:
+            denials.append(denial)
+            # It is hidden all the same, so that no other request passes the value on.
+        old = found.get(variable, Credential(variable, (), ()))
+        where = ("query",) if hiding.query else ()
+        found[variable] = Credential(
+            variable,
+            tuple(dict.fromkeys((*old.hosts, *map(str, hosts)))),
+            tuple(dict.fromkeys((*old.where, "header", *where, *(() if rule is None else rule.where)))),
+            rule.source if rule is not None else LITERAL if variable in literals else old.source,
+            rule.seconds if rule is not None else old.seconds,
+        )
+        authorities.update(dict.fromkeys(() if rule is None else rule.authorities))
+    return tuple(found.values()), tuple(authorities)
+
+
+def _ceiling_denial(hiding: Hiding, policy: Policy) -> Denial | None:
+    if hiding.name in policy.env.passed or matches(policy.env.ceiling, hiding.name):
+        return None
+    reason = f"policy {policy.name} lets it use this credential only if you allow it"
+    hint = f'the operator can add "{hiding.name}" to ceiling under [env] in the policy'
+    return Denial("credential_ceiling", f"hide {hiding}", reason, hint)
+
+
+def _hosts(hiding: Hiding, rule: CredentialRule | None, network: Network) -> list[HostRule]:
+    if hiding.host:
+        return [parse_rule(hiding.host)]
+    if rule is not None:
+        return [parse_rule(host) for host in rule.hosts]
+    granted = (parse_rule(host, ranges=True).without_requests() for host in network.hosts)
+    return [each for each in dict.fromkeys(granted) if each.kind in ("name", "below")]
+
+
+def _denial(
+    hiding: Hiding,
+    variable: str,
+    rule: CredentialRule | None,
+    hosts: Sequence[HostRule],
+    policy: Policy,
+    network: Network,
+    caged: bool,
+) -> Denial | None:
+    asked = f"hide {hiding}"
+    if not is_variable_name(variable):
+        hint = f"name a variable, or a credential of policy {policy.name} (its table [credentials])"
+        return Denial("credential", asked, f"{variable} is neither of the two", hint)
+    if steers(variable):
+        return Denial("credential", asked, "it decides which code runs, and is no credential")
+    if rule is None and _SIGNS.search(variable):
+        reason = "such a secret makes signatures and does not travel: with a placeholder all would be wrong"
+        return Denial("credential_signs", asked, reason, f"pass it on (--env {variable}), or leave it out")
+    if not caged:
+        return Denial("credential", asked, "it would run without a cage", "let the manifest ask for one")
+    if network.mode == "host":
+        reason = "with the whole network of this machine nothing can be put in on the way"
+        return Denial("credential_network", asked, reason, "name the hosts in place of network host")
+    if not hosts:
+        reason = "no host is named that its value is for"
+        hint = f"write the host, as in {hiding.name}@api.example.com, and let the plugin reach it"
+        return Denial("credential_network", asked, reason, hint)
+    if rule is not None:
+        own = [parse_rule(host) for host in rule.hosts]
+        if stray := next((each for each in hosts if not any(covers(one, each) for one in own)), None):
+            reason = f"policy {policy.name} has it for other hosts than {stray}"
+            return Denial(
+                "credential_hosts", asked, reason, f'the hosts are under [credentials."{rule.name}"]'
+            )
+    granted = [parse_rule(host, ranges=True).without_requests() for host in network.hosts]
+    lacking = [each for each in hosts if not any(covers(one, each) for one in granted)]
+    if network.mode != "open" and lacking:
+        reason = f"the plugin may not reach {lacking[0]}"
+        return Denial("credential_network", asked, reason, f"allow the host as well: --net {lacking[0]}")
+    return None

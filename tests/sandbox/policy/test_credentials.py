@@ -1,0 +1,213 @@
+"""Which credentials a plugin uses without getting them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sandbox.document.diagnostic import DocumentError
+from sandbox.network.credentials import BrokerPlan, Credential
+from sandbox.plan.brokered import split_requests
+from sandbox.policy.approval import (
+    join_approvals,
+    limit_approval,
+    raise_ceilings,
+    requested_approval,
+    subtract_approval,
+)
+from sandbox.policy.grant import grant
+from sandbox.policy.parse import parse_policy
+from sandbox.policy.policy import ApprovalRule, CredentialRule, EnvRule, NetworkRule, Policy
+from sandbox.spec import LITERAL, Approval, EnvRequest, Grant, Network, Overrides, SandboxSpec
+from tests.tables import one_case
+
+HOSTS = ("api.a.example:443", "b.example:443", "*.c.example:443")
+GITHUB = CredentialRule("github", "GH", HOSTS[:1], ("env", "OUT"), ("header", "query"), ("/ca.pem",))
+POLICY = Policy(
+    "p",
+    "/p",
+    network=NetworkRule(ceiling="allowlist", hosts=(*HOSTS, "localhost:1"), loopback=(1,)),
+    env=EnvRule(ceiling=("MAY",)),
+    credentials=(GITHUB,),
+)
+ASKED = Network("allowlist", HOSTS)
+
+
+def given(hide: str = "", policy: Policy = POLICY, spec: SandboxSpec | None = None, **options: Any) -> Grant:
+    spec = spec or SandboxSpec(network=ASKED)
+    said = Overrides(hide=(hide,) if hide else ())
+    return grant(spec, policy, **{"state_dir": None, "environ": {}, "overrides": said, **options})
+
+
+@one_case(
+    ("hide", "credential"),
+    [
+        ("T@b.example:443", Credential("T", HOSTS[1:2])),
+        ("T", Credential("T", HOSTS)),
+        ("T@x.c.example:443?query", Credential("T", ("x.c.example:443",), ("header", "query"))),
+        ("github", Credential("GH", HOSTS[:1], ("header", "query"), ("env", "OUT"), 300.0)),
+        ("github@api.a.example:443", Credential("GH", HOSTS[:1], ("header", "query"), ("env", "OUT"), 300.0)),
+    ],
+)
+def test_what_is_hidden(hide: str, credential: Credential) -> None:
+    granted = given(hide, environ={"T": "value", "GH": "value"})
+    assert (granted.credentials, granted.denials) == ((credential,), ())
+    assert granted.authorities == (("/ca.pem",) if credential.name == "GH" else ())
+    assert dict(granted.env) == {credential.name: ""}
+
+
+@one_case(
+    ("hide", "rule", "words"),
+    [
+        ("T@other.example:443", "credential_network", "may not reach other.example:443"),
+        ("github@b.example:443", "credential_hosts", "for other hosts than b.example:443"),
+        ("AWS_SECRET_ACCESS_KEY", "credential_signs", "signatures"),
+        ("APP_PRIVATE_KEY", "credential_signs", "signatures"),
+        ("LD_PRELOAD", "credential", "decides which code runs"),
+        ("no-variable", "credential", "neither of the two"),
+        ("T@b.example", "credential", "has no port"),
+    ],
+)
+def test_what_cannot_be_hidden(hide: str, rule: str, words: str) -> None:
+    [denial] = given(hide).denials
+    assert denial.rule == rule and denial.required and words in denial.reason
+
+
+@one_case(
+    ("network", "words"),
+    [
+        (None, "no host is named"),
+        (Network("allowlist", ("localhost:1",)), "no host is named"),
+        (Network("host"), "whole network"),
+    ],
+)
+def test_without_hosts_nothing_is_hidden(network: Network | None, words: str) -> None:
+    wide = POLICY._replace(network=POLICY.network._replace(ceiling="host"))
+    [denial] = given("T", wide, SandboxSpec(network=network)).denials
+    assert denial.rule == "credential_network" and words in denial.reason
+
+
+def test_nothing_is_hidden_without_a_cage() -> None:
+    free = POLICY._replace(unsandboxed=True)
+    granted = given("T@b.example:443", free, SandboxSpec(enabled=False))
+    assert granted.unsandboxed and [denial.rule for denial in granted.denials] == ["credential"]
+
+
+def test_however_it_is_asked_for_the_value_is_not_passed_on() -> None:
+    policy = POLICY._replace(env=EnvRule(set=(("A", "1"),), passed=("B",), ceiling=("*",)))
+    requests = (EnvRequest("C", "3"), EnvRequest("D"), EnvRequest("E", fills=True))
+    hide = tuple(f"{name}@b.example:443" for name in "ABCDEF")
+    said = Overrides(env=(("F", "6"),), pass_env=("D",), hide=hide)
+    environ = dict.fromkeys("ABCDEF", "value")
+    granted = given(
+        policy=policy, spec=SandboxSpec(network=ASKED, env=requests), environ=environ, overrides=said
+    )
+    assert granted.denials == () and dict(granted.env) == dict.fromkeys("ABCDEF", "")
+    literal = {each.name for each in granted.credentials if each.source == LITERAL}
+    assert literal == {"C", "F"}
+
+
+@one_case(
+    ("hide", "approved", "refused"),
+    [
+        ("MAY@b.example:443", False, False),
+        ("OTHER@b.example:443", False, True),
+        ("OTHER@b.example:443", True, False),
+        ("OWN@b.example:443", False, False),
+        ("github", False, True),
+        ("github", True, False),
+    ],
+)
+def test_a_manifest_uses_what_it_could_have_or_a_person_allows(
+    hide: str, approved: bool, refused: bool
+) -> None:
+    spec = SandboxSpec(network=ASKED, hide=(hide,), env=(EnvRequest("OWN", "of the manifest"),))
+    policy = POLICY._replace(approvals=ApprovalRule(env=("*",), network="open"))
+    if approved:
+        asked = requested_approval(spec)
+        assert asked.hide == (hide,)
+        policy = raise_ceilings(policy, limit_approval(asked, policy.approvals))
+    granted = given(policy=policy, spec=spec)
+    assert [denial.rule for denial in granted.denials] == ["credential_ceiling"] * refused
+    assert len(granted.credentials) == 1
+
+
+def test_approvals_of_credentials() -> None:
+    one, other = Approval(hide=("A@a.b:1",)), Approval(hide=("B@a.b:1", "A@a.b:1"))
+    assert join_approvals(one, other).hide == ("A@a.b:1", "B@a.b:1")
+    assert subtract_approval(other, one).hide == ("B@a.b:1",)
+    assert limit_approval(other, ApprovalRule(env=("B",))).hide == ("B@a.b:1",)
+    assert not one.is_empty
+
+
+def test_two_hosts_of_one_variable() -> None:
+    said = Overrides(hide=("T@b.example:443", "T@api.a.example:443?query"))
+    [credential] = given(overrides=said).credentials
+    assert credential == Credential("T", ("b.example:443", "api.a.example:443"), ("header", "query"))
+
+
+@one_case(
+    ("rules", "hosts", "requests"),
+    [
+        (("a.b:1", "GET c.d:1/x"), ("a.b:1", "c.d:1"), ("GET c.d:1/x",)),
+        (("GET c.d:1", "POST c.d:1/x"), ("c.d:1",), ("GET c.d:1", "POST c.d:1/x")),
+        (("c.d:1", "GET c.d:1"), ("c.d:1",), None),
+        (("*.d:1", "GET c.d:1"), ("*.d:1", "c.d:1"), None),
+        (("c.d:1", "GET c.d:2"), ("c.d:1", "c.d:2"), ("GET c.d:2",)),
+    ],
+)
+def test_the_gate_has_hosts_and_the_broker_requests(
+    rules: tuple[str, ...], hosts: tuple[str, ...], requests: tuple[str, ...] | None
+) -> None:
+    broker = None if requests is None else BrokerPlan(requests=requests)
+    assert split_requests(rules, given()) == (hosts, broker)
+
+
+def policy_of(text: str) -> Policy:
+    return parse_policy("/p.toml", f"version = 1\n[credentials.github]\n{text}".encode(), name="p")
+
+
+@one_case(
+    ("text", "rule"),
+    [
+        (
+            'hosts = ["A.b:443"]\nfrom = "env:GH"\nvariable = "V"',
+            CredentialRule("github", "V", ("a.b:443",), ("env", "GH")),
+        ),
+        (
+            'hosts = ["a.b:443"]\nfrom = ["gh", "auth", "token"]\nkeep = "1m"\nwhere = ["query", "header"]',
+            CredentialRule(
+                "github",
+                "github",
+                ("a.b:443",),
+                ("command", "gh", "auth", "token"),
+                ("header", "query"),
+                seconds=60.0,
+            ),
+        ),
+        (
+            'hosts = ["a.b:443"]\nfrom = "file:/a/../b"\nauthorities = ["/c"]',
+            None,
+        ),
+        (
+            'hosts = ["a.b:443"]\nfrom = "file:/a/b"\nauthorities = ["/c"]',
+            CredentialRule("github", "github", ("a.b:443",), ("file", "/a/b"), authorities=("/c",)),
+        ),
+        ('hosts = ["*:443"]\nfrom = "env:A"', None),
+        ('hosts = ["GET a.b:443"]\nfrom = "env:A"', None),
+        ('hosts = ["10.0.0.0/8:443"]\nfrom = "env:A"', None),
+        ('hosts = ["a.b:443"]\nfrom = "A"', None),
+        ('hosts = ["a.b:443"]\nfrom = []', None),
+        ('hosts = ["a.b:443"]\nfrom = "env:A"\nwhere = ["body"]', None),
+        ('hosts = ["a.b:443"]\nfrom = "env:A"\nvariable = "a b"', None),
+        ('hosts = ["a.b:443"]', None),
+        ('from = "env:A"', None),
+    ],
+)
+def test_credentials_of_a_policy(text: str, rule: CredentialRule | None) -> None:
+    if rule is not None:
+        assert policy_of(text).credentials == (rule,)
+        return
+    with pytest.raises(DocumentError, match=r"/p.toml:\d+:\d+: .*github"):
+        policy_of(text)
