@@ -12,7 +12,9 @@ import select
 import time
 
 from sandbox.cell.beside import AuditedProcess, fork_beside, lease_beside
-from sandbox.network.credentials import SSH_SOCKET, SshPlan
+from sandbox.network.audit import AuditLog
+from sandbox.network.egress import AuditLine
+from sandbox.network.ssh import SOCKET, SshPlan
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.spawn.order import AgentOrder, SpawnError
 from sandbox.speed.scopes import ExitStack, contextmanager
@@ -22,7 +24,7 @@ from sandbox.speed.typed import TYPE_CHECKING, Callable, Iterator
 if TYPE_CHECKING:
     from sandbox.spec import Limits
 
-LAYER = "ssh"
+LAYER = KIND = "ssh"  # in messages, and of audit lines
 _ANSWER_SECONDS = 10.0  # for the list of keys, which no agent asks the person about
 _FAULT_SECONDS = 0.5  # for the message of an agent that could not start
 _MOST_LIST_BYTES = 256 << 10  # as OpenSSH's
@@ -34,6 +36,25 @@ class AgentProcess(AuditedProcess):
     ) -> None:
         super().__init__(pid, audit_fd, alive, channel)
         self.order = order  # for the spawner
+        self._told: AuditLog | None = None
+
+    def tell(self, log: AuditLog) -> None:
+        """Write what it does into the log of the plugin's gate."""
+        self._told = log
+        self.log.on_line = self._store
+
+    def _store(self, line: AuditLine) -> None:
+        assert self._told is not None
+        if line.kind != KIND:  # it has ended early
+            line = AuditLine(KIND, "", 0, "failed", reason=line.reason)
+        self._told.store(line)
+
+    def close(self) -> None:
+        super().close()
+        if self._told is not None:
+            self._told.dropped += self.log.dropped
+            for key, count in self.log.totals.items():
+                self._told.totals[key] = max(count, self._told.totals[key])
 
 
 @contextmanager
@@ -70,7 +91,7 @@ def open_agent(
         try:
             pid = fork_beside(run, (ours.fileno(), audit_r, alive_w), forget)
             try:
-                order = AgentOrder(SSH_SOCKET, ours.fileno(), until)
+                order = AgentOrder(SOCKET, ours.fileno(), until)
                 agent = AgentProcess(pid, audit_r, alive_w, order, ours)
             except BaseException:
                 os.kill(pid, signal.SIGKILL)

@@ -108,8 +108,6 @@ class Cell:
 
     def watch_network(self, on_line: Callable[[AuditLine], None]) -> None:
         """Have `on_line` called for each connection and each DNS question of the plugin."""
-        if self.agent is not None:
-            self.agent.log.on_line = on_line
         if self.gate is not None:
             self.gate.log.on_line = on_line
         elif self.lookups is not None:

@@ -294,6 +294,8 @@ def _launch(
                 cell.gate = network
             cell.observer = observer
             cell.agent = agent
+            if agent is not None and cell.gate is not None:
+                agent.tell(cell.gate.log)
         except BaseException:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

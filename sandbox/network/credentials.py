@@ -89,23 +89,3 @@ class HiddenValue(NamedTuple):
 
     def __repr__(self) -> str:
         return f"<hidden value of {self.name}>"
-
-
-class SshHost(NamedTuple):
-    """A host that the plugin may log in at."""
-
-    name: str  # in lower case, without a port
-    port: int
-    keys: tuple[bytes, ...]  # those that known_hosts has for it: one of them has to prove each session
-
-
-class SshPlan(NamedTuple):
-    """What the ssh agent in a cage serves (sandbox/broker/agent). Plain data, part of the plan."""
-
-    keys: tuple[str, ...]  # fingerprints, as `ssh-add -l` writes them: SHA256:…
-    hosts: tuple[SshHost, ...]
-
-
-# The socket in the cage is the only file of this folder.
-SSH_FOLDER = "/.ssh-agent"
-SSH_SOCKET = "socket"

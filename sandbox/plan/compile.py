@@ -11,8 +11,9 @@ import stat
 from sandbox import look
 from sandbox.cache import fingerprint
 from sandbox.identity.host_side import host_side
-from sandbox.network.credentials import SSH_FOLDER, SSH_SOCKET, SshPlan
+from sandbox.network import ssh as ssh_places
 from sandbox.network.egress import EgressPlan
+from sandbox.network.ssh import SshPlan
 from sandbox.paths import program as programs
 from sandbox.paths.access import require_access
 from sandbox.paths.denylist import Denylist
@@ -636,7 +637,7 @@ def _environment(
     env.update(found.env)
     env.update(grant.env)
     if ssh is not None:
-        env["SSH_AUTH_SOCK"] = f"{SSH_FOLDER}/{SSH_SOCKET}"
+        env["SSH_AUTH_SOCK"] = f"{ssh_places.FOLDER}/{ssh_places.SOCKET}"
     return tuple(sorted(env.items()))
 
 

@@ -26,7 +26,7 @@ from sandbox.spec import Grant, MemoryFile
 from sandbox.speed.typed import TYPE_CHECKING, Callable, Iterable, Iterator, Sequence
 
 if TYPE_CHECKING:
-    from sandbox.network.credentials import SshPlan
+    from sandbox.network.ssh import SshPlan
 
 DEFAULT_TMP_BYTES = 64 << 20
 

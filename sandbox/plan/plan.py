@@ -7,15 +7,15 @@ values of granted variables are in it, so a plan is as secret as they are.
 
 from __future__ import annotations
 
-from sandbox.network.credentials import SSH_FOLDER
+from sandbox.network.ssh import FOLDER
 from sandbox.spec import Limits, MemoryFile, Note, SeccompProfile
 from sandbox.speed.typed import TYPE_CHECKING, Literal, Mapping, Sequence
 from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from sandbox.identity.overlay import OpenOverlay
-    from sandbox.network.credentials import SshPlan
     from sandbox.network.egress import EgressPlan
+    from sandbox.network.ssh import SshPlan
     from sandbox.paths.file_identity import FileIdentity
     from sandbox.plan.layers import Layers
     from sandbox.plan.owners import Decision
@@ -84,7 +84,7 @@ class ReadOnly(NamedTuple):
 class AgentFolder(NamedTuple):
     """The folder with the socket of the ssh agent. It is made at the launch (sandbox/spawn/agent.py)."""
 
-    dest: str = SSH_FOLDER
+    dest: str = FOLDER
 
 
 # A MemoryFile is an operation too: its content comes with the launch (sandbox/cell/contents.py).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sandbox import look
-from sandbox.network.credentials import SshHost, SshPlan
+from sandbox.network.ssh import SshHost, SshPlan, hosts_of, keys_of, split_host
 from sandbox.plan.plan import PlanRefused
 from sandbox.spec import Denial, Grant
 from sandbox.speed.typed import TYPE_CHECKING, Iterator, Mapping
@@ -12,13 +12,12 @@ if TYPE_CHECKING:
     from sandbox.broker.agent.known_hosts import KnownHosts
 
 _SYSTEM_FILES = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
-_DEFAULT_PORT = 22
 
 
 def plan_ssh(grant: Grant, environ: Mapping[str, str]) -> SshPlan | None:
     """None if no key was granted. Raises PlanRefused if known_hosts does not know one of the hosts: nobody
     could tell that host from another."""
-    if grant.unsandboxed or not grant.ssh_keys or not grant.ssh_hosts:
+    if not grant.ssh:
         return None
     from sandbox.broker.agent.known_hosts import KnownHosts, host_name
 
@@ -28,10 +27,10 @@ def plan_ssh(grant: Grant, environ: Mapping[str, str]) -> SshPlan | None:
         known = KnownHosts(_texts((*own, *_SYSTEM_FILES)))
     except ValueError as error:
         reason = f"known_hosts cannot be read: {error}"
-        raise PlanRefused([Denial("ssh_host", grant.ssh_hosts[0], reason)]) from None
+        raise PlanRefused([Denial("ssh_host", "ssh", reason, "see what is in ~/.ssh/known_hosts")]) from None
     hosts, refusals = [], []
-    for text in grant.ssh_hosts:
-        host = read_ssh_host(text)
+    for text in hosts_of(grant.ssh):
+        host = split_host(text)
         keys = known.keys(host.name, host.port)
         if keys:
             hosts.append(host._replace(keys=keys))
@@ -39,13 +38,7 @@ def plan_ssh(grant: Grant, environ: Mapping[str, str]) -> SshPlan | None:
             refusals.append(_unknown(text, host_name(host.name, host.port), known, host))
     if refusals:
         raise PlanRefused(refusals)
-    return SshPlan(grant.ssh_keys, tuple(hosts))
-
-
-def read_ssh_host(text: str) -> SshHost:
-    """A host without its keys, from "name" or "name:port"."""
-    name, _, port = text.partition(":")
-    return SshHost(name.lower(), int(port or _DEFAULT_PORT), ())
+    return SshPlan(keys_of(grant.ssh), tuple(hosts))
 
 
 def known_hosts_text(plan: SshPlan) -> bytes:

@@ -123,8 +123,7 @@ def cage(given: dict[str, Any]) -> Iterator[Any]:
         denials=(),
         scratch=Scratch(given["scratch"]) if given.get("scratch") else None,
         memory_files=tuple(MemoryFile(*file) for file in given.get("memory_files", ())),
-        ssh_keys=tuple(given.get("ssh_keys", ())),
-        ssh_hosts=tuple(given.get("ssh_hosts", ())),
+        ssh=tuple(given.get("ssh", ())),
     )
     contents = Contents(
         *({name: os.fsencode(text) for name, text in part.items()} for part in given.get("contents", ()))
@@ -183,7 +182,7 @@ def order(
     seccomp: SeccompProfile = "default",
     **more: Any,
 ) -> dict[str, Any]:
-    """The input of `cage`, as JSON. `more`: limits, scratch, memory_files, contents, ssh_keys, ssh_hosts."""
+    """The input of `cage`, as JSON. `more`: limits, scratch, memory_files, contents, ssh."""
     return {
         **more,
         "request": asked._asdict(),

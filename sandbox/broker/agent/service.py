@@ -26,9 +26,9 @@ from sandbox.gate.calls import gate_filter
 from sandbox.gate.confine import close_others, confine, follow_parent, forget_environment, leave_terminal
 from sandbox.gate.gate import EXIT_ENDED, EXIT_FAULT, EXIT_UNCONFINED, CpuLimiter, CpuTimeSpent
 from sandbox.gate.loop import BROKEN, READ, WRITE, Loop, accept
-from sandbox.network.credentials import SshHost
 from sandbox.network.egress import AuditLine
 from sandbox.network.sockets import send_ready
+from sandbox.network.ssh import SshHost
 from sandbox.seccomp.filter import machine_arch
 from sandbox.spec import Limits
 

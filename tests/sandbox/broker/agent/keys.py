@@ -23,9 +23,7 @@ from sandbox.broker.agent.messages import (
 )
 
 
-class TestKey(NamedTuple):
-    __test__ = False
-
+class KeyPair(NamedTuple):
     blob: bytes
     sign: Callable[[bytes], bytes]  # a text; returns the signature in SSH's format
 
@@ -39,12 +37,12 @@ def mpint(value: int) -> bytes:
     return string(value.to_bytes(value.bit_length() // 8 + 1) if value else b"")
 
 
-def ed25519_key() -> TestKey:
+def ed25519_key() -> KeyPair:
     key = ed25519.Ed25519PrivateKey.generate()
-    return TestKey(_blob(key), lambda text: string(b"ssh-ed25519") + string(key.sign(text)))
+    return KeyPair(_blob(key), lambda text: string(b"ssh-ed25519") + string(key.sign(text)))
 
 
-def ecdsa_key(bits: int) -> TestKey:
+def ecdsa_key(bits: int) -> KeyPair:
     curve, hashed = {
         256: (ec.SECP256R1(), SHA256()),
         384: (ec.SECP384R1(), SHA384()),
@@ -56,19 +54,19 @@ def ecdsa_key(bits: int) -> TestKey:
         r, s = decode_dss_signature(key.sign(text, ec.ECDSA(hashed)))
         return string(b"ecdsa-sha2-nistp%d" % bits) + string(mpint(r) + mpint(s))
 
-    return TestKey(_blob(key), sign)
+    return KeyPair(_blob(key), sign)
 
 
-def rsa_key(algorithm: bytes = b"rsa-sha2-512", bits: int = 2048) -> TestKey:
+def rsa_key(algorithm: bytes = b"rsa-sha2-512", bits: int = 2048) -> KeyPair:
     key = rsa.generate_private_key(65537, bits)
     hashed = {b"rsa-sha2-256": SHA256(), b"rsa-sha2-512": SHA512(), b"ssh-rsa": SHA1()}[algorithm]
-    return TestKey(
+    return KeyPair(
         _blob(key), lambda text: string(algorithm) + string(key.sign(text, padding.PKCS1v15(), hashed))
     )
 
 
 def session_bind(
-    host: TestKey, session: bytes, signature: bytes | None = None, forwards: bytes = b"\0", rest: bytes = b""
+    host: KeyPair, session: bytes, signature: bytes | None = None, forwards: bytes = b"\0", rest: bytes = b""
 ) -> bytes:
     signature = host.sign(session) if signature is None else signature
     parts = (string(SESSION_BIND), string(host.blob), string(session), string(signature), forwards, rest)

@@ -4,7 +4,7 @@ import pytest
 
 from sandbox.broker.agent.host_key import load_verifier, read_kind
 from sandbox.broker.agent.messages import Malformed, string
-from tests.sandbox.broker.agent.keys import TestKey, ecdsa_key, ed25519_key, mpint, rsa_key
+from tests.sandbox.broker.agent.keys import KeyPair, ecdsa_key, ed25519_key, mpint, rsa_key
 from tests.tables import one_case
 
 TEXT = b"the hash of a key exchange"
@@ -19,7 +19,7 @@ KEYS = {
 
 
 @one_case("key", KEYS.values())
-def test_a_signature_is_verified(key: TestKey) -> None:
+def test_a_signature_is_verified(key: KeyPair) -> None:
     verify = load_verifier(key.blob)
     signature = key.sign(TEXT)
     assert verify(signature, TEXT)
@@ -30,7 +30,7 @@ def test_a_signature_is_verified(key: TestKey) -> None:
 
 
 @one_case("key", KEYS.values())
-def test_no_key_verifies_what_another_signed(key: TestKey) -> None:
+def test_no_key_verifies_what_another_signed(key: KeyPair) -> None:
     others = [other for other in KEYS.values() if other is not key]
     assert not any(load_verifier(key.blob)(other.sign(TEXT), TEXT) for other in others)
 

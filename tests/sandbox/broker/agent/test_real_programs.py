@@ -68,8 +68,7 @@ def run(
         asked,
         network="allowlist",
         hosts=[*names, *(f"localhost:{each.port}" for each in also)],
-        ssh_keys=list(keys),
-        ssh_hosts=names,
+        ssh=[*keys, *names],
     )
     told: dict[str, Any] = elsewhere.run(
         machine.caller, caged_with_agent, order, using=(cage,), env=machine.environ
