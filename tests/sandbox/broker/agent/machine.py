@@ -41,16 +41,15 @@ def make_key(file: Path, kind: str = "ed25519") -> str:
 class SshServer:
     """sshd behind a socket on loopback: one process for each connection, in an account named git."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
+    def __init__(self, folder: Path, kind: str) -> None:
         folder.mkdir()
         self.folder = folder
         self.authorized = folder / "authorized_keys"
         self.authorized.touch()
         self.log = folder / "log"
-        make_key(folder / "host")
+        make_key(folder / "host", kind)
         self.key = (folder / "host.pub").read_text().rsplit(" ", 5)[0]
         (folder / "passwd").write_text(f"git:x:1000:1000::{folder}:/bin/sh\n")
-        self._options = options
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._socket.getsockname()[1]
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -65,7 +64,7 @@ class SshServer:
     def _serve(self) -> None:
         given = (
             *("UsePAM=no", "StrictModes=no", "PidFile=none", "LogLevel=VERBOSE", "AllowAgentForwarding=yes"),
-            *(f"HostKey={self.folder}/host", f"AuthorizedKeysFile={self.authorized}", *self._options),
+            *(f"HostKey={self.folder}/host", f"AuthorizedKeysFile={self.authorized}"),
         )
         cage = ("bwrap", "--unshare-user", "--uid", "1000", "--gid", "1000", "--dev-bind", "/", "/")
         passwd = ("--ro-bind", f"{self.folder}/passwd", "/etc/passwd")
@@ -130,8 +129,8 @@ class SshMachine:
     def public(self, name: str) -> str:
         return (self.folder / f"{name}.pub").read_text()
 
-    def serve(self, name: str, *options: str) -> SshServer:
-        server = SshServer(self.folder / name, *options)
+    def serve(self, name: str, kind: str = "ed25519") -> SshServer:
+        server = SshServer(self.folder / name, kind)
         self._stack.callback(server.close)
         return server
 
