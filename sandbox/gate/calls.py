@@ -55,7 +55,7 @@ CALLS: dict[str, tuple[int | None, int | None]] = {
 }
 
 # Of a gate that hands connections over to a broker.
-HANDOVER: dict[str, tuple[int | None, int | None]] = {"sendmsg": (46, 211), "socketpair": (53, 199)}
+WITH_BROKER: dict[str, tuple[int | None, int | None]] = {"sendmsg": (46, 211), "socketpair": (53, 199)}
 
 _FIONBIO = 0x5421  # used by setblocking()
 _F_SETPIPE_SZ = 1031
@@ -107,15 +107,16 @@ def gate_filter(arch: str, *, broker: bool = False) -> bytes:
     rules = {
         "setsockopt": code.load(bpf.argument_offset(1), level),
         "socket": code.load(bpf.argument_offset(0), family),
-        "socketpair": one_of(0, (_AF_UNIX,), allow(), kill()),
         "fcntl": one_of(1, (_F_SETPIPE_SZ,), allow(), kill()),
         "ioctl": one_of(1, (_FIONBIO,), allow(), kill()),
         "mmap": without_bits(2, _PROT_EXEC, without_bits(3, _MAP_HUGETLB)),
         "mprotect": without_bits(2, _PROT_EXEC),
     }
+    if broker:
+        rules["socketpair"] = one_of(0, (_AF_UNIX,), allow(), kill())
     column = _ARCHES.index(arch)
     place = kill()
-    for name, numbers in {**CALLS, **(HANDOVER if broker else {})}.items():
+    for name, numbers in {**CALLS, **(WITH_BROKER if broker else {})}.items():
         number = numbers[column]
         if number is not None:
             place = code.branch(bpf.JEQ, number, rules.get(name) or allow(), place)

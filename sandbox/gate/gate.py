@@ -23,6 +23,7 @@ import select
 import time
 
 from sandbox.gate.audit import AuditPipe, ReaderGone, encode_line
+from sandbox.gate.broker_channel import BrokerChannel
 from sandbox.gate.calls import gate_filter
 from sandbox.gate.confine import (
     ConfinementError,
@@ -33,7 +34,6 @@ from sandbox.gate.confine import (
     leave_terminal,
 )
 from sandbox.gate.flows import Flows
-from sandbox.gate.handover import Handover
 from sandbox.gate.loop import READ, Loop
 from sandbox.gate.name_server import MOST_CLIENTS, Answerer, NameRules, NameService
 from sandbox.gate.names import NameTable
@@ -171,9 +171,9 @@ class PluginGate:
         upstream = read_upstream(lambda name: self._names.find(name) is not None)
         self._resolver = Resolver(self._loop, upstream)
         self._table = NameTable(plan.limits.names)
-        self._handover: Handover | None = None
+        self._broker: BrokerChannel | None = None
         if plan.broker is not None:
-            self._handover = Handover(self._loop, broker, parse_rules(plan.broker.hosts), self._audit)
+            self._broker = BrokerChannel(self._loop, broker, parse_rules(plan.broker.hosts), self._audit)
         self._alive = -1
         self._flows: Flows | None = None
         self._service: NameService | None = None
@@ -184,7 +184,7 @@ class PluginGate:
         redirected = [socket.socket(fileno=fd) for fd in sockets.redirected]
         has_ipv6 = any(each.family == socket.AF_INET6 for each in (*listeners, *redirected))
         self._flows = Flows(
-            self._loop, self._plan, self._rules, self._table, self._resolver, self._audit, self._handover
+            self._loop, self._plan, self._rules, self._table, self._resolver, self._audit, self._broker
         )
         self._flows.listen(listeners, redirected)
         for fd in sockets.closed_ports:
