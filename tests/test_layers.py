@@ -132,14 +132,15 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.trio_thread",
         )
     ),
-    "cryptography": Use(("runner.package.keys",), lazily=True),
+    "cryptography": Use(("runner.package.keys", "sandbox.broker.authority"), lazily=True),
     "h11": Use(
         (
             "runner.oci.client",
-            "runner.protocol.http_connection",
             "runner.protocol.https.request",
             "runner.protocol.https.response",
             "runner.serve.connections",
+            "sandbox.broker.*",
+            "sandbox.network.http_connection",
         )
     ),
     "idna": Use(("sandbox.network.hosts",), lazily=True),
@@ -445,7 +446,7 @@ ORDINARY = (
     *("runner.ledger.*", "runner.oci.*", "runner.package.*", "runner.learn.*", "runner.aio", "runner.aio.*"),
     *("runner.library", "runner.trio_thread", "runner.cli.approving.*", "runner.cli.learning.*"),
     *("runner.cli.serving.*", "runner.cli.signing.*", "runner.cli.attacking.*", "runner.cli.staging.*"),
-    *("sandbox.attacks.*", "sandbox.doctor.*", "sandbox.staged.*"),
+    *("sandbox.attacks.*", "sandbox.doctor.*", "sandbox.staged.*", "sandbox.broker.*"),
 )
 
 

@@ -35,7 +35,7 @@ from runner.oci.artifact import (
 from runner.oci.credentials import DOCKER_HUB, Credentials, find_credentials
 from runner.oci.reference import Reference
 from runner.package.fault import PackageFault
-from runner.protocol.http_connection import HttpConnection
+from sandbox.network.http_connection import HttpConnection
 from runner.protocol.https.fetch import resolve_name
 from sandbox.document.diagnostic import DocumentError, printable, quoted
 from sandbox.document.read import parse

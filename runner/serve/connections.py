@@ -22,7 +22,7 @@ from urllib.parse import unquote
 import h11
 import trio
 
-from runner.protocol.http_connection import HttpConnection
+from sandbox.network.http_connection import HttpConnection
 from runner.serve.door import MOST_HEADER_BYTES, Application, Message, Receive, Send
 from runner.serve.peer import CERT, Departure, DoorPeer, unix_peer
 from runner.serve.refusal import Refused

@@ -32,7 +32,7 @@ from runner.ledger.rows import Delivery, InvocationRow
 from runner.outcome import EXIT, USAGE_ERROR
 from runner.protocol.calls import CallRequest
 from runner.protocol.dialect import Refusal
-from runner.protocol.http_connection import HttpConnection
+from sandbox.network.http_connection import HttpConnection
 from runner.serve import connections, daemon, listen, room
 from runner.serve import door as door_module
 from runner.serve.alerts import Alerts
