@@ -132,14 +132,17 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.trio_thread",
         )
     ),
-    "cryptography": Use(("runner.package.keys", "sandbox.broker.agent.host_key"), lazily=True),
+    "cryptography": Use(
+        ("runner.package.keys", "sandbox.broker.agent.host_key", "sandbox.broker.authority"), lazily=True
+    ),
     "h11": Use(
         (
             "runner.oci.client",
-            "runner.protocol.http_connection",
             "runner.protocol.https.request",
             "runner.protocol.https.response",
             "runner.serve.connections",
+            "sandbox.broker.*",
+            "sandbox.network.http_connection",
         )
     ),
     "idna": Use(("sandbox.network.hosts",), lazily=True),
@@ -446,8 +449,7 @@ ORDINARY = (
     *("runner.ledger.*", "runner.oci.*", "runner.package.*", "runner.learn.*", "runner.aio", "runner.aio.*"),
     *("runner.library", "runner.trio_thread", "runner.cli.approving.*", "runner.cli.learning.*"),
     *("runner.cli.serving.*", "runner.cli.signing.*", "runner.cli.attacking.*", "runner.cli.staging.*"),
-    *("sandbox.attacks.*", "sandbox.doctor.*", "sandbox.staged.*"),
-    "sandbox.broker.agent.*",
+    *("sandbox.attacks.*", "sandbox.doctor.*", "sandbox.staged.*", "sandbox.broker.*"),
 )
 
 

@@ -9,9 +9,9 @@ import ipaddress
 import struct
 
 from sandbox.gate.audit import AuditPipe
+from sandbox.gate.broker_channel import BrokerChannel, Ungiven
 from sandbox.gate.closed_ports import ClosedPorts
 from sandbox.gate.dial import Dial
-from sandbox.gate.handover import Handover, Ungiven
 from sandbox.gate.loop import BROKEN, READ, Handler, Loop, RateLimiter, Timer, accept
 from sandbox.gate.names import NameTable, is_synthetic
 from sandbox.gate.peek import MOST_FIRST_BYTES, read_clear_name
@@ -56,10 +56,10 @@ class Flows:
         table: NameTable,
         resolver: Resolver,
         audit: AuditPipe,
-        handover: Handover | None = None,
+        broker: BrokerChannel | None = None,
     ) -> None:
         self.loop = loop
-        self.handover = handover
+        self.broker = broker
         self.plan = plan
         self.resolver = resolver
         self.audit = audit
@@ -405,12 +405,12 @@ class Flow:
         flows, server, first = self._flows, self._server, self._first
         self._server, self._first = None, b""
         flows.loop.forget(self._client.fileno())
-        target, handover = self._target, flows.handover
+        target, broker = self._target, flows.broker
         try:
-            if handover is not None and handover.reads(
+            if broker is not None and broker.reads(
                 target.host, target.port, loopback=self._rule.kind == "loopback"
             ):
-                server = handover.give(server, target.host, target.port)
+                server = broker.give(server, target.host, target.port)
             self._pump = SplicePump(
                 flows.loop,
                 flows.pool,

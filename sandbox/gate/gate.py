@@ -20,9 +20,9 @@ import encodings.utf_8  # noqa: F401 -- loaded now: on first use no file can be 
 import gc
 import os
 import select
-import time
 
 from sandbox.gate.audit import AuditPipe, ReaderGone, encode_line
+from sandbox.gate.broker_channel import BrokerChannel
 from sandbox.gate.calls import gate_filter
 from sandbox.gate.confine import (
     ConfinementError,
@@ -32,8 +32,8 @@ from sandbox.gate.confine import (
     forget_environment,
     leave_terminal,
 )
+from sandbox.gate.cpu_limiter import CpuLimiter, CpuTimeSpent
 from sandbox.gate.flows import Flows
-from sandbox.gate.handover import Handover
 from sandbox.gate.loop import READ, Loop
 from sandbox.gate.name_server import MOST_CLIENTS, Answerer, NameRules, NameService
 from sandbox.gate.names import NameTable
@@ -45,7 +45,7 @@ from sandbox.network.rules import parse_rules
 from sandbox.network.sockets import MOST_SOCKETS, receive_sockets, send_ready
 from sandbox.seccomp.filter import machine_arch
 from sandbox.speed.signals import signal
-from sandbox.speed.typed import Callable, NoReturn
+from sandbox.speed.typed import NoReturn
 
 # Exit codes of the gate's process.
 EXIT_ENDED = 0  # the plugin has ended, or nobody reads the audit lines
@@ -58,57 +58,9 @@ _FDS_PER_CONNECTION = 6
 _FDS_PER_SEARCH = 1 + 2 * MOST_QUERIES
 _MORE_FDS = 64
 _MOST_FAULT_CHARACTERS = 300
-# Processor time that may be used at once after a rest, however low the limit is.
-_BURST_SECONDS = 0.1
 
 _PLUGIN_ENDED = "was closed: the plugin has ended"
 _CUT = "was cut: the plugin has ended, and what it had sent was not delivered in time"
-
-
-class CpuTimeSpent(Exception):
-    """The gate has used as much processor time as the plugin may."""
-
-
-class CpuLimiter:
-    """Holds the gate to the plugin's limits of processor time."""
-
-    def __init__(
-        self,
-        cores: float | None,
-        seconds: float | None,
-        alive: int,
-        clock: Callable[[], float] = time.monotonic,
-        used: Callable[[], float] = time.process_time,
-    ) -> None:
-        """`cores`: the plugin's cpu limit. `seconds`: its cpu_time limit. `alive`: a descriptor that becomes
-        readable when the gate has to end; a rest ends then, too."""
-        self._cores = cores
-        self._seconds = seconds
-        self._clock = clock
-        self._used = used
-        self._credit = _BURST_SECONDS
-        self._last_time, self._last_used = clock(), used()
-        self._first_used = self._last_used
-
-        self._alive = select.epoll()
-        self._alive.register(alive, select.EPOLLIN)
-
-    def throttle(self) -> None:
-        """Sleep until the cpu limit allows more. Raises CpuTimeSpent if the cpu_time limit is used up."""
-        if self._cores is None and self._seconds is None:
-            return
-        now, used = self._clock(), self._used()
-        if self._seconds is not None and used - self._first_used > self._seconds:
-            raise CpuTimeSpent
-        if self._cores is not None:
-            earned = (now - self._last_time) * self._cores - (used - self._last_used)
-            self._credit = min(_BURST_SECONDS, self._credit + earned)
-            self._last_time, self._last_used = now, used
-            if self._credit < 0:
-                self._sleep(-self._credit / self._cores)
-
-    def _sleep(self, seconds: float) -> None:
-        self._alive.poll(seconds)
 
 
 class _Ended(Exception):
@@ -171,9 +123,9 @@ class PluginGate:
         upstream = read_upstream(lambda name: self._names.find(name) is not None)
         self._resolver = Resolver(self._loop, upstream)
         self._table = NameTable(plan.limits.names)
-        self._handover: Handover | None = None
+        self._broker: BrokerChannel | None = None
         if plan.broker is not None:
-            self._handover = Handover(self._loop, broker, parse_rules(plan.broker.hosts), self._audit)
+            self._broker = BrokerChannel(self._loop, broker, parse_rules(plan.broker.hosts), self._audit)
         self._alive = -1
         self._flows: Flows | None = None
         self._service: NameService | None = None
@@ -184,7 +136,7 @@ class PluginGate:
         redirected = [socket.socket(fileno=fd) for fd in sockets.redirected]
         has_ipv6 = any(each.family == socket.AF_INET6 for each in (*listeners, *redirected))
         self._flows = Flows(
-            self._loop, self._plan, self._rules, self._table, self._resolver, self._audit, self._handover
+            self._loop, self._plan, self._rules, self._table, self._resolver, self._audit, self._broker
         )
         self._flows.listen(listeners, redirected)
         for fd in sockets.closed_ports:

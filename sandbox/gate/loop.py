@@ -151,7 +151,7 @@ def accept(listener: socket.socket) -> socket.socket:
 class RateLimiter:
     """Stops reading from some descriptors after so many events at once, and then lets so many through each
     second. It bounds the processor time that a plugin can cause in the gate, also where the plugin has no cpu
-    limit (CpuLimiter in gate.py)."""
+    limit (cpu_limiter.py)."""
 
     def __init__(self, loop: Loop, per_second: int, fds: tuple[int, ...], at_once: int = 0) -> None:
         """`at_once`: 0 for as many as in a second."""

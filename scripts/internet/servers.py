@@ -180,7 +180,8 @@ def serve(kind: str, address: str, port: int, tls: dict[str, str]) -> None:
     `files`: HTTP/1.1 with the files of a folder; a file that begins with "HTTP/" is sent as it is, and an
     empty one never. `forward`: passes on what comes to the Unix socket `forward`, behind a line with the name
     that this address has in `tls`; if that is the path of a Unix socket, to this one without the line. `http`
-    and `tls` answer with the request, or what `answers`, a file of JSON, has for its host and path."""
+    and `tls` answer with the request (below /headers with its headers too), or what `answers`, a file of
+    JSON, has for its host and path."""
     answers = json.loads(_content(tls["answers"])) if "answers" in tls else {}
 
     class Handler(socketserver.StreamRequestHandler):
@@ -228,10 +229,11 @@ def serve(kind: str, address: str, port: int, tls: dict[str, str]) -> None:
                 while (line := self.rfile.readline()).strip():
                     name, _, value = line.decode().partition(":")
                     headers[name.lower()] = value.strip()
-                tell(seen="request", line=request.decode().strip())
+                tell(seen="request", line=request.decode().strip(), headers=headers)
                 _skip_body(self.rfile, headers)
                 echo = {"at": address, "host": headers.get("host"), "request": request.decode().strip()}
                 path = request.decode().split()[1].partition("?")[0]
+                echo |= {"headers": headers} if path.startswith("/headers") else {}
                 self.wfile.write(_reply(answers.get(f"{headers.get('host')}{path}", echo)))
 
         def _serve_http2(self) -> None:

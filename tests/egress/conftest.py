@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,8 @@ class Plugin:
         hosts: Sequence[str] | str,
         *command: str,
         network: str = 'ceiling = "open"\nhosts = ["*:*"]',
+        more_policy: str = "",
+        environ: Mapping[str, str] | None = None,
         options: Sequence[str] = (),
         input: str | None = None,  # noqa: A002 -- named as in subprocess.run
         timeout: float = 60.0,
@@ -62,11 +64,12 @@ class Plugin:
         report = self.caller.home / "report.json"
         process = self.caller(
             "exec",
-            *("--policy", self.policy(network), "--report", report),
+            *("--policy", self.policy(network, more_policy), "--report", report),
             *options,
             self.manifest(hosts, *command),
             input=input,
             timeout=timeout,
+            env=environ,
         )
         told = json.loads(report.read_text())
         report.unlink()
@@ -78,12 +81,12 @@ class Plugin:
         entry = {"command": command[0], "args": list(command[1:]), "x-sandbox": {"network": asked}}
         return self.write(self.folder / "mcp.json", json.dumps({"mcpServers": {"demo": entry}}))
 
-    def policy(self, network: str) -> Path:
+    def policy(self, network: str, more: str = "") -> Path:
         text = (ROOT / "policies/default.toml").read_text()
         plain = 'ceiling = "none"\nhosts = []\nprivate = "deny"'
         changed = text.replace(plain, network)
         assert changed != text
-        return self.write(self.folder / "operator" / "policy.toml", changed)
+        return self.write(self.folder / "operator" / "policy.toml", f"{changed}\n{more}")
 
     def python(self, hosts: Sequence[str] | str, script: str, *args: str, **more: Any) -> Ran:
         return self(hosts, PYTHON, "-I", "-c", script, *args, **more)

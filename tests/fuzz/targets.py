@@ -63,10 +63,10 @@ from sandbox.speed import codec
 from sandbox.units import parse_limit
 from tests.runner.contracts.test_call_and_inspect import TABLES, Stream, Talk, _plugin, body
 from tests.runner.oci.servers import tar_of
-from tests.runner.protocol.test_http_connection import ANSWERS as HTTP_ANSWERS
-from tests.runner.protocol.test_http_connection import ROWS as HTTP_REQUESTS
-from tests.runner.protocol.test_http_connection import make as make_http
-from tests.runner.protocol.test_http_connection import read as read_http
+from tests.sandbox.network.test_http_connection import ANSWERS as HTTP_ANSWERS
+from tests.sandbox.network.test_http_connection import ROWS as HTTP_REQUESTS
+from tests.sandbox.network.test_http_connection import make as make_http
+from tests.sandbox.network.test_http_connection import read as read_http
 
 ROOT = Path(__file__).parents[2]
 HOME = "/home/me"

@@ -18,13 +18,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from sandbox.broker.agent import messages as wire
+from sandbox.broker.agent.calls import agent_filter
 from sandbox.broker.agent.filter import AgentConversation, AgentRules, HostKey
 from sandbox.broker.agent.host_key import load_verifier
 from sandbox.broker.agent.outside import GONE, Outside
 from sandbox.gate.audit import AuditPipe, ReaderGone, encode_line
-from sandbox.gate.calls import gate_filter
 from sandbox.gate.confine import close_others, confine, follow_parent, forget_environment, leave_terminal
-from sandbox.gate.gate import EXIT_ENDED, EXIT_FAULT, EXIT_UNCONFINED, CpuLimiter, CpuTimeSpent
+from sandbox.gate.cpu_limiter import CpuLimiter, CpuTimeSpent
 from sandbox.gate.loop import BROKEN, READ, WRITE, Loop, accept
 from sandbox.network.egress import AuditLine
 from sandbox.network.sockets import send_ready
@@ -32,12 +32,12 @@ from sandbox.network.ssh import SshHost
 from sandbox.seccomp.filter import machine_arch
 from sandbox.spec import Limits
 
+_EXIT_FAULT, _EXIT_UNCONFINED = 70, 125  # as the gate's
+
 _MOST_CLIENTS = 32  # others wait to be accepted
 _FDS = 24  # without those of clients
 _MSG_CMSG_CLOEXEC = 0x40000000
 _KIND = "ssh"
-# What the gate does and this process does not.
-_UNUSED_CALLS = ("socket", "connect", "splice", "pipe2", "setsockopt", "getpeername", "shutdown", "fcntl")
 
 _TOO_LONG = "closed a connection with a message that is too long"
 
@@ -67,7 +67,7 @@ def run_agent(
     bound the agent. `identity`: the uid and gid to change to, if root. An agent that cannot be confined never
     writes the "g"; it writes {"kind": "fault", "reason": ...} to the audit pipe.
     """
-    code = EXIT_UNCONFINED
+    code = _EXIT_UNCONFINED
     try:
         gc.freeze()  # the collector would copy the pages of the launching process
         leave_terminal()
@@ -80,13 +80,13 @@ def run_agent(
         limiter = CpuLimiter(limits.cpu, limits.cpu_time, held.alive)
         agent.listen(_receive_listener(held.channel))
         encode_line({"number": 1.5, "text": "\u00e9"})  # loads what it needs: later no file can be opened
-        program = gate_filter(machine_arch(), without=_UNUSED_CALLS)
+        program = agent_filter(machine_arch())
         confine(identity, _MOST_CLIENTS + _FDS, lambda: _is_alive(held.alive), program)
         send_ready(held.channel)
         os.close(held.channel)
-        code = EXIT_FAULT
+        code = _EXIT_FAULT
         agent.serve(limiter)
-        code = EXIT_ENDED
+        code = 0
     except BaseException as error:  # noqa: BLE001 -- below us is the stack of the launching process
         _report_fault(held.audit, str(error) or repr(error))
     finally:

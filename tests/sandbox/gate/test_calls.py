@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from sandbox.gate.calls import CALLS, HANDOVER, gate_filter
+from sandbox.gate.calls import CALLS, WITH_BROKER, gate_filter
 from sandbox.seccomp import syscalls
 from sandbox.seccomp.bpf import ALLOW, KILL_PROCESS
 from sandbox.seccomp.filter import AUDIT_ARCH
@@ -19,7 +19,7 @@ BY_ARGUMENT = {"socket", "socketpair", "setsockopt", "fcntl", "ioctl", "mmap", "
 @pytest.mark.parametrize("arch", ARCHES)
 def test_numbers_are_those_of_the_tables(arch: str) -> None:
     table = syscalls.load(arch)
-    every = {**CALLS, **HANDOVER}
+    every = {**CALLS, **WITH_BROKER}
     assert {name: numbers[ARCHES.index(arch)] for name, numbers in every.items()} == {
         name: table.get(name) for name in every
     }
@@ -29,7 +29,7 @@ def test_numbers_are_those_of_the_tables(arch: str) -> None:
 @pytest.mark.parametrize("arch", ARCHES)
 def test_every_other_call_ends_the_gate(arch: str, broker: bool) -> None:
     machine, audit = Machine(gate_filter(arch, broker=broker)), AUDIT_ARCH[arch]
-    table, known = syscalls.load(arch), {**CALLS, **(HANDOVER if broker else {})}
+    table, known = syscalls.load(arch), {**CALLS, **(WITH_BROKER if broker else {})}
     verdicts = {name: machine.run(audit, number)[0] for name, number in table.items()}
     allowed = {name for name, verdict in verdicts.items() if verdict == ALLOW}
     assert allowed - BY_ARGUMENT == {name for name in known if name in table} - BY_ARGUMENT

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sandbox.gate.gate import CpuLimiter, CpuTimeSpent
+from sandbox.gate.cpu_limiter import CpuLimiter, CpuTimeSpent
 
 
 class Clocks:

@@ -26,7 +26,7 @@ class Ungiven(Exception):
     """The broker did not get a connection. The text is the rest of a sentence that begins with the host."""
 
 
-class Handover:
+class BrokerChannel:
     """The gate's end of the socket to the broker."""
 
     def __init__(self, loop: Loop, channel: int, rules: Sequence[HostRule], audit: AuditPipe) -> None:

@@ -13,7 +13,7 @@ from h11 import _readers
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from runner.protocol.http_connection import (
+from sandbox.network.http_connection import (
     MOST_CHUNK_EXCESS,
     MOST_CHUNK_LINE_BYTES,
     MOST_HEADER_LINES,
