@@ -82,6 +82,9 @@ def _unset() -> dict[str, Any]:
         "arguments": [],
         "config": None,
         "staged": False,
+        "hide": [],
+        "ssh_key": [],
+        "ssh_host": [],
     }
 
 

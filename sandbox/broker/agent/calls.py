@@ -1,4 +1,4 @@
-"""The system calls of a serving ssh agent: fewer than the gate's. It makes no socket, and connects to none."""
+"""The system calls of a serving ssh agent: fewer than the gate's. It makes no connection of its own."""
 
 from __future__ import annotations
 
