@@ -1,7 +1,7 @@
-"""The launching process of an agent under test: python agent_host.py ORDER, with descriptors that ORDER names.
+"""The launching process of an agent under test: agent_host.py ORDER, with descriptors that ORDER names.
 
-It makes the listener, as the cell's init does, forks the agent, and prints its pid when it serves. It ends with
-the agent's exit code.
+It makes the listener, as the cell's init does, forks the agent, and prints its pid when it serves. It ends
+with the agent's exit code.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class Service:
             env={
                 "PATH": SYSTEM_PATH,
                 "PYTHONPATH": str(ROOT),
-                "SECRET": "a variable of the launching process",
+                "SECRET": "of the launching process",
             },
             cwd=ROOT,
         )
@@ -154,7 +154,7 @@ def service(tmp_path: Path) -> Iterator[Service]:
 
 def told(lines: list[dict[str, Any]]) -> list[tuple[str, str, str, str, int]]:
     names = ("verdict", "name", "rule", "reason", "times")
-    return [tuple(line[name] for name in names) for line in lines if line["kind"] == "ssh"]  # type: ignore[misc]
+    return [tuple(line[name] for name in names) for line in lines if line["kind"] == "ssh"]
 
 
 def test_a_signature_is_asked_for_outside(service: Service) -> None:
@@ -223,11 +223,11 @@ def test_no_client_gets_the_answer_to_another(service: Service) -> None:
 
 def test_who_has_gone_is_not_asked_for(service: Service) -> None:
     """Or a plugin could fill the memory, and the person's screen, while one question waits for the person."""
-    first = service.bound().say(LOG_IN)
+    first, other = service.bound().say(LOG_IN), service.connect()
     assert service.outside.hear() == LOG_IN
     for _ in range(40):
         client = service.bound().say(LOG_IN)
-        assert service.connect().ask(LIST)  # it has read that
+        assert other.ask(LIST)  # it has read that
         client.socket.close()
     last = service.bound().say(LOG_IN)
     service.outside.say(signature(b"1"))
@@ -289,10 +289,8 @@ def test_it_is_confined(service: Service) -> None:
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     assert (fields["Seccomp"], fields["NoNewPrivs"], int(fields["CapEff"], 16)) == ("2", "1", 0)
     if os.geteuid() == 0:  # of a process that is not dumpable nobody else may look at these
-        held = {
-            os.readlink(f"/proc/{service.pid}/fd/{fd}").split(":")[0]
-            for fd in os.listdir(f"/proc/{service.pid}/fd")
-        }
+        folder = f"/proc/{service.pid}/fd"
+        held = {os.readlink(f"{folder}/{fd}").split(":")[0] for fd in os.listdir(folder)}
         assert held == {"/dev/null", "socket", "pipe", "anon_inode"}
         assert b"SECRET" not in Path(f"/proc/{service.pid}/environ").read_bytes()
 
