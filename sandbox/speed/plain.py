@@ -82,6 +82,7 @@ def _unset() -> dict[str, Any]:
         "arguments": [],
         "config": None,
         "staged": False,
+        "hide": [],
     }
 
 
