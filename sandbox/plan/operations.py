@@ -23,7 +23,7 @@ from sandbox.plan.plan import (
 from sandbox.plan.ssh import known_hosts_text
 from sandbox.spawn.order import FOLDERS_ROOT
 from sandbox.spec import Grant, MemoryFile
-from sandbox.speed.typed import TYPE_CHECKING, Callable, Iterable, Iterator, Sequence
+from sandbox.speed.typed import TYPE_CHECKING, Callable, Collection, Iterable, Iterator, Sequence
 
 if TYPE_CHECKING:
     from sandbox.network.ssh import SshPlan
@@ -109,7 +109,7 @@ def operations(
         *(bind for bind in binds if bind not in early),
         *dict.fromkeys(concealed),
         *(Text(dest, content) for dest, content in _texts(grant) if dest not in covered),
-        *(() if ssh is None else (AgentFolder(), Text(_KNOWN_HOSTS, known_hosts_text(ssh)))),
+        *(() if ssh is None else _ssh_operations(ssh, covered)),
         *_scratch(grant),
         *grant.memory_files,  # after the scratch folder, which some are in
         ReadOnly("/"),
@@ -148,6 +148,13 @@ def _texts(grant: Grant) -> Iterator[tuple[str, bytes]]:
             yield from _copies(("/etc/services",))
         return
     yield from _copies(_NETWORK_FILES)
+
+
+def _ssh_operations(ssh: SshPlan, covered: Collection[str]) -> Iterator[Operation]:
+    yield AgentFolder()
+    # Where the plugin sees the host's own files, ssh has those.
+    if not any(contains(dest, _KNOWN_HOSTS) for dest in covered):
+        yield Text(_KNOWN_HOSTS, known_hosts_text(ssh))
 
 
 def _copies(paths: Iterable[str]) -> Iterator[tuple[str, bytes]]:

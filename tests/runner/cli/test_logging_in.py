@@ -151,3 +151,5 @@ def test_an_entry_of_a_configuration(machine: SshMachine, server: SshServer, wri
     assert machine.caller("exec", *rules, file, env=own).stdout == "in\n"
     command("ssh-add", "-D", SSH_AUTH_SOCK=str(machine.socket))
     assert "your ssh agent has no key" in machine.caller("exec", *rules, file, env=own).stderr
+    machine.know("")  # also for a launch whose plan is stored
+    assert "known_hosts has no key" in machine.caller("exec", *rules, file, env=own).stderr

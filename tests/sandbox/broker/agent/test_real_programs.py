@@ -12,6 +12,7 @@ import pytest
 from sandbox.broker.agent import filter as filters
 from sandbox.broker.agent import outside
 from sandbox.plan.plan import PlanRefused
+from sandbox.spec import Access
 from tests import elsewhere
 from tests.conftest import Caller
 from tests.sandbox import cages
@@ -66,12 +67,14 @@ def run(
     keys: Sequence[str],
     hosts: Sequence[SshServer],
     also: Sequence[SshServer] = (),
+    paths: Sequence[tuple[str, Access]] = (),
 ) -> dict[str, Any]:
     """A shell script in a cage with an ssh agent. `also`: servers that it may reach, without logging in."""
     asked = cages.request("/bin/sh", "-c", script)
     names = [f"localhost:{each.port}" for each in hosts]
     order = cages.order(
         asked,
+        paths=paths,
         network="allowlist",
         hosts=[*names, *(f"localhost:{each.port}" for each in also)],
         ssh=[*keys, *names],
@@ -196,6 +199,15 @@ def test_no_other_way_to_the_agent(machine: SshMachine) -> None:
         "; do $act 2>/dev/null && echo DID $act; done; ls -A; ssh-add -l"
     )
     assert run(machine, script, [key], [server])["output"] == f"socket\nsocket\n256 {key} {key} (ED25519)\n"
+
+
+def test_a_cage_that_shows_the_hosts_own_files(machine: SshMachine) -> None:
+    key, server = machine.add_key("own"), machine.serve("server")
+    server.authorized.write_text(machine.public("own"))
+    machine.know(server.line)
+    shows: list[tuple[str, Access]] = [("/etc/ssh", "read")]
+    told = run(machine, ssh(server, "echo in", strict="no"), [key], [server], paths=shows)
+    assert "in" in told["output"].splitlines()
 
 
 def test_an_agent_that_ends_meanwhile(machine: SshMachine) -> None:
