@@ -8,13 +8,13 @@ from sandbox.speed.typed import TYPE_CHECKING, Any, Sequence
 if TYPE_CHECKING:
     import argparse
 
-_KEY_HELP = "let it log in with this key of your ssh agent (ssh-add -l), at the hosts of --ssh-host only"
-_HOST_HELP = "where it may log in; your known_hosts has to have the host's key"
+_KEY_HELP = "let it log in with this key of your ssh agent, and"
+_HOST_HELP = "at this host (HOST or HOST:PORT) only; known_hosts has it"
 
 
 def add_ssh(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
     parser.add_argument("--ssh-key", metavar="SHA256:…", action="append", default=[], help=_KEY_HELP)
-    parser.add_argument("--ssh-host", metavar="HOST[:PORT]", action="append", default=[], help=_HOST_HELP)
+    parser.add_argument("--ssh-host", metavar="HOST", action="append", default=[], help=_HOST_HELP)
 
 
 def ssh_of(args: Any) -> tuple[str, ...]:
