@@ -35,12 +35,12 @@ from runner.oci.artifact import (
 from runner.oci.credentials import DOCKER_HUB, Credentials, find_credentials
 from runner.oci.reference import Reference
 from runner.package.fault import PackageFault
-from sandbox.network.http_connection import HttpConnection
 from runner.protocol.https.fetch import resolve_name
 from sandbox.document.diagnostic import DocumentError, printable, quoted
 from sandbox.document.read import parse
 from sandbox.network.addresses import vet
 from sandbox.network.hosts import read_address
+from sandbox.network.http_connection import HttpConnection
 
 _HUB_SERVER, _HUB_TOKENS = "registry-1.docker.io", httpx.URL("https://auth.docker.io")
 _CHUNK_BYTES = 1 << 18

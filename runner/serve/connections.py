@@ -22,12 +22,12 @@ from urllib.parse import unquote
 import h11
 import trio
 
-from sandbox.network.http_connection import HttpConnection
 from runner.serve.door import MOST_HEADER_BYTES, Application, Message, Receive, Send
 from runner.serve.peer import CERT, Departure, DoorPeer, unix_peer
 from runner.serve.refusal import Refused
 from runner.serve.room import DoorPlace, Room
 from runner.serve.tls import SPEAKS_HTTP, DoorTls, certified_peer, handshake_fault
+from sandbox.network.http_connection import HttpConnection
 
 HANDSHAKE_SECONDS = 5.0
 _WRITE_SECONDS = 30.0  # for one part of an answer

@@ -6,9 +6,9 @@ import re
 
 import h11
 
-from sandbox.network.http_connection import HttpConnection
 from runner.protocol.https.failure import FetchFailed, Kind
 from sandbox.network.hosts import Host
+from sandbox.network.http_connection import HttpConnection
 from sandbox.network.rules import parse_authority
 from sandbox.speed.value import NamedTuple
 

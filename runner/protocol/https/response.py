@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import h11
 
-from sandbox.network.http_connection import TOO_LARGE, HttpConnection
 from runner.protocol.https.failure import FetchFailed, Kind
 from runner.protocol.https.request import REDIRECTS, Headers
+from sandbox.network.http_connection import TOO_LARGE, HttpConnection
 from sandbox.speed.value import NamedTuple
 
 _SHOWN = 200  # characters of what h11 says

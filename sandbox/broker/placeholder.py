@@ -1,0 +1,104 @@
+"""What stands for a value in the cage: it has the value's length, alphabet and known prefix, because clients look
+at these before they send anything."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import string
+
+# What says whose token it is, and of which kind. Longer ones come first.
+PREFIXES = (
+    *(
+        b"github_pat_",
+        b"sk-proj-",
+        b"sk-ant-",
+        b"sk_live_",
+        b"sk_test_",
+        b"pk_live_",
+        b"pk_test_",
+        b"rk_live_",
+    ),
+    *(
+        b"rk_test_",
+        b"dop_v1_",
+        b"secret_",
+        b"glpat-",
+        b"xoxb-",
+        b"xoxp-",
+        b"xapp-",
+        b"pypi-",
+        b"ghp_",
+        b"gho_",
+    ),
+    *(b"ghu_", b"ghs_", b"ghr_", b"ntn_", b"npm_", b"AIza", b"ya29.", b"SG.", b"sk-", b"hf_"),
+)
+FEWEST_RANDOM_BITS = 64  # outside of the prefix: nobody guesses it, and nothing else is taken for it
+
+_JWT = re.compile(rb"(eyJ[A-Za-z0-9_-]*\.eyJ)[A-Za-z0-9_-]*\.[A-Za-z0-9_-]*\Z")
+_UUID = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z", re.IGNORECASE)
+_UUID_KEPT = (14, 19)  # the digits of its version and its variant
+_HEX = (b"0123456789abcdef", b"0123456789ABCDEF")
+_CLASSES = tuple(text.encode() for text in (string.digits, string.ascii_lowercase, string.ascii_uppercase))
+
+
+def make_placeholder(value: bytes) -> bytes:
+    """Raises ValueError, with the rest of a sentence that begins with the value, if too little of it could be
+    another."""
+    alphabets = _alphabets(value)
+    bits = sum(math.log2(len(alphabet)) for alphabet in alphabets if alphabet)
+    if bits < FEWEST_RANDOM_BITS:
+        raise ValueError(
+            f"is too short to hide: {bits:.0f} bits of it can be made up, {FEWEST_RANDOM_BITS} are the fewest"
+        )
+    while (made := _make(value, alphabets)) == value:
+        pass
+    return made
+
+
+def same_shape(value: bytes, placeholder: bytes) -> bool:
+    """Whether each encoding of both has one length, and both have the same characters beside letters and
+    digits."""
+    return len(value) == len(placeholder) and all(
+        one == other or (_is_plain(one) and _is_plain(other))
+        for one, other in zip(value, placeholder, strict=True)
+    )
+
+
+def _is_plain(byte: int) -> bool:
+    return any(byte in each for each in _CLASSES)
+
+
+def _make(value: bytes, alphabets: list[bytes]) -> bytes:
+    return bytes(
+        _choose(alphabet) if alphabet else byte for byte, alphabet in zip(value, alphabets, strict=True)
+    )
+
+
+def _choose(alphabet: bytes) -> int:
+    most = 256 - 256 % len(alphabet)  # above it, some would be more likely than others
+    while (byte := os.urandom(1)[0]) >= most:
+        pass
+    return alphabet[byte % len(alphabet)]
+
+
+def _alphabets(value: bytes) -> list[bytes]:
+    """For each byte those that may stand there; none if the byte is kept."""
+    start = len(_prefix(value))
+    rest = bytes(byte for byte in value[start:] if byte != ord("-"))
+    whole = next((each for each in _HEX if rest and not set(rest) - set(each)), b"")
+    if not set(rest) - set(_CLASSES[0]):
+        whole = b""  # digits alone stay digits
+    kept = {*range(start), *(_UUID_KEPT if _UUID.match(value) else ())}
+    found = []
+    for place, byte in enumerate(value):
+        alphabet = next((each for each in _CLASSES if byte in each), b"")
+        found.append(b"" if place in kept or not alphabet else whole or alphabet)
+    return found
+
+
+def _prefix(value: bytes) -> bytes:
+    if token := _JWT.match(value):
+        return token[1]  # its first part names an algorithm
+    return next((prefix for prefix in PREFIXES if value.startswith(prefix)), b"")
