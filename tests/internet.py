@@ -22,6 +22,7 @@ from tests.conftest import Caller
 API, OTHER, TWO, PRIVATE = "45.33.1.10", "45.33.1.20", "45.33.1.30", "10.9.9.9"
 API_IPV6 = "2600:1f00::10"
 REGISTRY = "45.33.1.40"
+GIT_HOST, REFS = "git.example.com", f"{'1' * 40}\trefs/heads/main\n"  # a repository with one branch
 # Registries of the real internet, if a test passes on what comes (`forwarding`).
 PUBLIC = {
     "45.33.1.50": "registry.npmjs.org",
@@ -77,7 +78,7 @@ class Internet(machine.Internet):
 
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory, templates: None) -> Iterator[Internet]:
-    with make_world(tmp_path_factory.mktemp("internet")) as made:
+    with make_world(tmp_path_factory.mktemp("internet"), {f"{GIT_HOST}/x.git/info/refs": REFS}) as made:
         yield made
 
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 _READY_SECONDS = 30.0
 _MOST_CERTIFICATE_BYTES = 64 << 10
 _MOST_AUTHORITIES_BYTES = 4 << 20
-_END_SECONDS = 1.0
 
 # Where programs look for authorities: a bundle, by distribution.
 _BUNDLES = (
@@ -44,16 +43,20 @@ BUNDLE = "/.authorities.pem"  # in the cage
 
 
 class BrokerProcess:
-    def __init__(self, pid: int, channel: _socket.socket, alive: int, certificate: bytes) -> None:
+    def __init__(
+        self, pid: int, channel: _socket.socket, alive: int, ready: int, hidden: tuple[HiddenValue, ...]
+    ) -> None:
         self.pid = pid
         self.channel = channel  # the gate's end
         self._alive = alive
-        self._certificate = certificate
-        self._hidden: tuple[HiddenValue, ...] = ()
+        self._ready = ready
+        self._hidden = hidden
 
-    def dress(self, plan: LaunchPlan, hidden: tuple[HiddenValue, ...]) -> LaunchPlan:
+    def dress(self, plan: LaunchPlan) -> LaunchPlan:
         """The plan with the placeholders, and with this launch's authority beside those of the system. Where
-        a value was filled into the command line or into another variable, its placeholder stands too."""
+        a value was filled into the command line or into another variable, its placeholder stands too. Raises
+        LayerUnavailable."""
+        hidden = self._hidden
         given = {each.name: os.fsdecode(each.placeholder) for each in hidden}
 
         def covered(text: str) -> str:
@@ -64,7 +67,7 @@ class BrokerProcess:
         env = {name: given.get(name) or covered(value) for name, value in plan.env}
         for name in _VARIABLES:
             env.setdefault(name, BUNDLE)
-        bundle = _read_authorities() + self._certificate
+        bundle = _read_authorities() + _read_certificate(self._ready)
         return plan._replace(
             argv=tuple(map(covered, plan.argv)),
             env=tuple(sorted(env.items())),
@@ -72,19 +75,13 @@ class BrokerProcess:
         )
 
     def close(self) -> None:
-        """End the broker, and reap it. The gate has ended: nothing is left to deliver."""
+        """End the broker, and reap it. The gate has ended, and with it every connection: nothing is left to
+        deliver."""
         self.channel.close()
-        os.close(self._alive)
-        pidfd = os.pidfd_open(self.pid)
-        try:
-            watch = select.poll()
-            watch.register(pidfd, select.POLLIN)
-            if not watch.poll(_END_SECONDS * 1000):
-                with suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            os.waitpid(self.pid, 0)
-        finally:
-            os.close(pidfd)
+        for fd in (self._alive, self._ready):
+            os.close(fd)
+        os.kill(self.pid, signal.SIGKILL)  # nobody else reaps it, so the pid is still its own
+        os.waitpid(self.pid, 0)
 
 
 def _read_authorities() -> bytes:
@@ -149,12 +146,8 @@ def open_broker(
             for fd in (ready_w, alive_r):
                 os.close(fd)
             theirs.close()
-        broker = BrokerProcess(pid, ours, alive_w, b"")
+        broker = BrokerProcess(pid, ours, alive_w, ready_r, hidden)
         try:
-            try:
-                broker._certificate = _read_certificate(ready_r)
-            finally:
-                os.close(ready_r)
             yield broker
         finally:
             broker.close()

@@ -181,9 +181,10 @@ def _launch_in_network(
             hidden = hide_values(plan.egress.broker, {} if contents is None else contents.hidden)
             keep = contents.wipe_files if contents is not None else None
             broker = stack.enter_context(open_broker(plan.egress.broker, hidden, uids, limits, keep))
-            open_plan = open_plan._replace(plan=broker.dress(plan, hidden))
         door = -1 if broker is None else broker.channel.fileno()
         gate = stack.enter_context(open_gate(plan.egress, uids, bounds.launch, limits, forget, door))
+        if broker is not None:  # now: until here its first act and the gate's had time
+            open_plan = open_plan._replace(plan=broker.dress(plan))
         yield stack.enter_context(
             _launch(open_plan, owner, bwrap_path, bounds, contents, gate, observer, agent)
         )

@@ -86,6 +86,11 @@ def follow_parent(alive: Callable[[], bool]) -> None:
         raise ConfinementError("the launching process has ended")
 
 
+def forbid_tracing() -> None:
+    """No process of the same user reads the memory of this one, and it leaves no core file."""
+    _prctl(open_libc(), "forbid to be traced", _PR_SET_DUMPABLE, 0, _PR_GET_DUMPABLE, 0)
+
+
 def confine(
     identity: tuple[int, int] | None, descriptors: int, alive: Callable[[], bool], program: bytes
 ) -> None:
@@ -106,7 +111,7 @@ def confine(
     if libc.capset(_CAPABILITY_HEADER, _NO_CAPABILITIES) < 0:
         _raise("drop capabilities")
     _prctl(libc, "forbid new privileges", _PR_SET_NO_NEW_PRIVS, 1, _PR_GET_NO_NEW_PRIVS, 1)
-    _prctl(libc, "forbid to be traced", _PR_SET_DUMPABLE, 0, _PR_GET_DUMPABLE, 0)
+    forbid_tracing()  # a change of the uid allows it again
     follow_parent(alive)
     if ruleset >= 0:
         if libc.syscall(_LANDLOCK_RESTRICT_SELF, ruleset, 0) < 0:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import shlex
+import shutil
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
-from tests.egress.conftest import Plugin
+from tests.egress.conftest import PYTHON, Plugin, Ran
 from tests.internet import API
 
 pytestmark = [pytest.mark.launches, pytest.mark.usefixtures("nothing_left")]
 
 VALUE = "ghp_Zq7eVh2KfLw0RtXyBn4MdJs8GcPa1UoT3iQv"
-HOSTS = ("api.example.com:443", "other.example.org:443")
-HIDE = ("--hide", "github")
+HOSTS = ("api.example.com:443", "git.example.com:443", "other.example.org:443")
+HIDE = ("--hide", "github@api.example.com", "--hide", "github@git.example.com")
 
 # Asks each URL of argv with the headers behind it, and prints the answers, and what of the value it finds.
 ASK = """
@@ -58,7 +63,8 @@ class Desk:
         authority = plugin.write(plugin.folder / "operator/ca.pem", plugin.internet.authority.read_text())
         self.more = (
             "[credentials.github]\n"
-            f'hosts = ["api.example.com:443"]\nfrom = "env:OUTSIDE"\nvariable = "TOKEN"\n'
+            f'hosts = ["api.example.com:443", "git.example.com:443"]\nfrom = "env:OUTSIDE"\n'
+            'variable = "TOKEN"\n'
             f'authorities = ["{authority}"]\nwhere = ["header", "query"]\n'
         )
         self.said: dict[str, Any] = {}
@@ -67,16 +73,17 @@ class Desk:
     def ask(
         self, *asked: tuple[str, str, dict[str, str]], hosts: tuple[str, ...] = HOSTS
     ) -> list[tuple[int, str]]:
-        words = (VALUE[::-1], json.dumps(asked))
-        ran = self.plugin.python(
-            hosts, ASK, *words, options=HIDE, more_policy=self.more, environ={"OUTSIDE": VALUE}
-        )
-        assert ran.process.returncode == 0, ran.process.stderr
+        ran = self.run(hosts, PYTHON, "-I", "-c", ASK, VALUE[::-1], json.dumps(asked))
         self.said, self.report = json.loads(ran.stdout), ran.report
+        return [(status, text) for status, text in self.said["answers"]]
+
+    def run(self, hosts: tuple[str, ...], *command: str) -> Ran:
+        ran = self.plugin(hosts, *command, options=HIDE, more_policy=self.more, environ={"OUTSIDE": VALUE})
+        assert ran.process.returncode == 0, ran.process.stderr
         everything = f"{ran.stdout}{ran.process.stderr}{json.dumps(ran.report)}"
         for form in forms(VALUE):
             assert form not in everything
-        return [(status, text) for status, text in self.said["answers"]]
+        return ran
 
     def seen(self) -> list[dict[str, Any]]:
         return [each for each in self.plugin.internet.look() if each["seen"] == "request"]
@@ -121,6 +128,114 @@ def test_the_value_goes_to_its_host_and_nowhere_else(desk: Desk) -> None:
         ("GET", "/three", 200, "TOKEN"),
     ]
     assert told["credentials"] == [
-        {"name": "TOKEN", "hosts": ["api.example.com:443"], "where": ["header", "query"]}
+        {
+            "name": "TOKEN",
+            "hosts": ["api.example.com:443", "git.example.com:443"],
+            "where": ["header", "query"],
+        }
     ]
     assert API in {each["address"] for each in told["connections"]}
+
+
+# Each line asks a host with the token in a header, by another client.
+API_PLACE = "https://api.example.com/headers"
+NODE = f"""
+fetch("{API_PLACE}/node", {{headers: {{"x-token": process.env.TOKEN}}}})
+    .then(answer => answer.text()).then(text => console.log(text))
+"""
+URLLIB = f"""
+import os, urllib.request as r
+print(r.urlopen(r.Request("{API_PLACE}/urllib", headers={{"X-Token": os.environ["TOKEN"]}})).read())
+"""
+OPENSSL = "".join(
+    f"{line}\\r\\n"
+    for line in (
+        "GET /headers/openssl HTTP/1.1",
+        "Host: api.example.com",
+        "X-Token: %s",
+        "Connection: close",
+        "",
+    )
+)
+CLIENTS = {
+    "curl": f'curl -sS -m 30 -H "Authorization: token $TOKEN" {API_PLACE}/curl',
+    "curl basic": f"curl -sS -m 30 -u me:$TOKEN {API_PLACE}/basic",
+    "curl http2": f'curl -sS -m 30 --http2 -H "X-Token: $TOKEN" {API_PLACE}/http2',
+    "curl upload": f'head -c 300000 /dev/zero | curl -sS -m 30 -T - -H "X-Token: $TOKEN" {API_PLACE}/up',
+    "git": 'git -c http.extraHeader="X-Token: $TOKEN" ls-remote https://git.example.com/x.git',
+    "node": f"node -e {shlex.quote(NODE)}",
+    "urllib": f"python3 -c {shlex.quote(URLLIB)}",
+    "openssl": f"printf '{OPENSSL}' \"$TOKEN\" | openssl s_client -quiet -verify_return_error"
+    " -connect api.example.com:443 -servername api.example.com 2>&1",
+}
+
+
+@pytest.mark.needs("curl")
+def test_programs_need_not_know(desk: Desk) -> None:
+    """Each finds the authority of its launch in the usual place, or by a variable."""
+    known = {
+        name: line for name, line in CLIENTS.items() if shutil.which(name.split()[0]) or name == "urllib"
+    }
+    hosts = ("api.example.com:443", "git.example.com:443")
+    ran = desk.run(
+        hosts,
+        "/bin/sh",
+        "-c",
+        "".join(f"{line} || echo failed {name}; echo\n" for name, line in known.items()),
+    )
+    assert "failed" not in ran.stdout, (ran.stdout, ran.process.stderr)
+    asked = {each["line"].split()[1].partition("?")[0]: each["headers"] for each in desk.seen()}
+    places = {f"/headers/{name.split()[-1].replace('upload', 'up')}" for name in known} - {"/headers/git"}
+    assert places <= set(asked)
+    without = {place for place, headers in asked.items() if VALUE not in " ".join(headers.values())}
+    assert without == {"/headers/basic"}
+    basic = base64.b64encode(f"me:{VALUE}".encode()).decode()
+    assert asked["/headers/basic"]["authorization"] == f"Basic {basic}"
+    if "git" in known:
+        assert "refs/heads/main" in ran.stdout and asked["/x.git/info/refs"]["x-token"] == VALUE
+    assert {each["verdict"] for each in ran.report["network"]["requests"]} == {"allowed"}
+
+
+# Tells when it has asked once, and waits.
+WAITS = """
+import os, sys, urllib.request as r
+r.urlopen(r.Request("https://api.example.com/headers", headers={"X-Token": os.environ["TOKEN"]})).read()
+print("asked", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.needs("root")
+def test_only_the_runner_and_the_broker_have_it(desk: Desk) -> None:
+    """Not even copies that were left where the environment had been."""
+    plugin = desk.plugin
+    manifest = plugin.manifest(("api.example.com:443", "git.example.com:443"), PYTHON, "-I", "-c", WAITS)
+    policy = plugin.policy('ceiling = "open"\nhosts = ["*:*"]', desk.more)
+    words = ("exec", "--policy", policy, *HIDE, manifest)
+    with plugin.caller.start(*words, env={"OUTSIDE": VALUE}) as process:
+        assert process.stdin is not None and process.stdout is not None
+        assert process.stdout.readline() == b"asked\n"
+        tree = [psutil.Process(process.pid)]
+        runner = next(each for each in (*tree, *tree[0].children()) if "runner" in " ".join(each.cmdline()))
+        every = runner.children(recursive=True)
+        having = [each.pid for each in every if VALUE.encode() in memory_of(each.pid)]
+        beside = {each.pid for each in runner.children() if each.cmdline() == runner.cmdline()}
+        assert len(every) >= 5 and len(beside) == 2  # the gate and the broker are forks of the runner
+        assert len(having) == 1 and having[0] in beside, (having, every)
+        process.stdin.close()
+        assert process.wait(30) == 0
+
+
+def memory_of(pid: int) -> bytes:
+    found = []
+    with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
+        for line in maps:
+            place, rights = line.split()[:2]
+            if rights.startswith("r") and not line.rstrip().endswith(
+                ("[vvar]", "[vsyscall]", "[vvar_vclock]")
+            ):
+                start, end = (int(each, 16) for each in place.split("-"))
+                with contextlib.suppress(OSError):
+                    memory.seek(start)
+                    found.append(memory.read(end - start))
+    return b"".join(found)

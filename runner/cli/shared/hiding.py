@@ -5,10 +5,7 @@ from __future__ import annotations
 from sandbox.spec import Network
 from sandbox.speed.typed import Sequence
 
-HIDE_HELP = (
-    "give it a placeholder in place of a variable's value, which is put in only on the way to HOST "
-    "(without @HOST: to the hosts it may reach by name); or a credential of the policy by its name"
-)
+HIDE_HELP = "let it use a variable's value at this host, without having it"
 
 
 def hide_of(words: Sequence[str]) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ HOSTS = ["example.com:443,8080", "9.9.9.9:443", "10.0.0.0/8:443"]
 cage = cages.cage
 
 
-def small_gate(channel: int, plan: Any, audit: int, alive: int, identity: Any) -> NoReturn:
+def small_gate(channel: int, plan: Any, audit: int, alive: int, identity: Any, broker: int) -> NoReturn:
     import json
     import os
     import select
@@ -72,7 +72,7 @@ def behind_gate(given: dict[str, Any], fault: str) -> dict[str, Any]:
     from sandbox.plan.layers import LayerUnavailable
     from sandbox.spawn import network as network_steps
 
-    def dead_gate(channel: int, plan: Any, audit: int, alive: int, identity: Any) -> NoReturn:
+    def dead_gate(channel: int, plan: Any, audit: int, alive: int, identity: Any, broker: int) -> NoReturn:
         import gc
         import json
 
@@ -83,7 +83,7 @@ def behind_gate(given: dict[str, Any], fault: str) -> dict[str, Any]:
         os.write(audit, json.dumps({"kind": "fault", "reason": reason}).encode() + b"\n")
         os._exit(1)
 
-    def silent_gate(channel: int, plan: Any, audit: int, alive: int, identity: Any) -> NoReturn:
+    def silent_gate(channel: int, plan: Any, audit: int, alive: int, identity: Any, broker: int) -> NoReturn:
         os.read(alive, 1)  # until its end
         os._exit(0)
 

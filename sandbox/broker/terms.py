@@ -1,0 +1,307 @@
+"""HostTerms: what holds for the requests to one host and port, and for the answers. Pure: a request becomes the
+one that is sent, or it is refused.
+
+A request is written anew from what was read. So the server never gets a line that only it would read in another
+way.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import h11
+
+from sandbox.broker.authority import LOCAL_ADDRESSES
+from sandbox.broker.echo import NOTHING, Replacements, blanked, escape
+from sandbox.broker.judge import find_rule, is_for, normal_path, rules_of
+from sandbox.broker.placeholder import same_shape
+from sandbox.network.credentials import BrokerPlan, HiddenValue
+from sandbox.network.hosts import Host, parse_host
+from sandbox.network.rules import LOCALHOST, NEVER_ALLOWED, parse_authority, parse_rule
+
+_METHOD = re.compile(r"[A-Z][A-Z-]{0,31}\Z", re.ASCII)
+_ABSOLUTE = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<path>[^#]*)\Z")
+_MOST_SHOWN = 300  # characters of a path in a line about a request
+_MOST_LISTED = 8  # rules in a reason
+
+_FRAMING = frozenset((b"content-length", b"transfer-encoding", b"host"))
+_OF_THE_CONNECTION = frozenset(
+    (
+        *(b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization", b"proxy-authenticate"),
+        *(b"te", b"trailer", b"upgrade", b"http2-settings"),
+    )
+)
+# A server that hears on these does something else than the line says that was judged.
+_OTHER_REQUEST = frozenset(
+    (
+        *(b"x-http-method-override", b"x-http-method", b"x-method-override"),
+        *(b"x-original-url", b"x-rewrite-url", b"x-original-uri"),
+    )
+)
+# They make an answer that cannot be searched for the value: compressed, or in pieces.
+_MAKE_UNREADABLE = frozenset(
+    (b"accept-encoding", b"range", b"if-range", b"a-im", b"sec-websocket-extensions")
+)
+_WEBSOCKET = b"websocket"
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Refused(Exception):
+    """A request is not passed on. The text is the rest of a sentence that begins with the host."""
+
+    def __init__(self, reason: str, advice: str = "", status: int = 403, verdict: str = "refused") -> None:
+        super().__init__(reason)
+        self.verdict = verdict
+        self.advice = advice  # a sentence for who writes the plugin or its policy
+        self.status = status
+
+
+class Secret(NamedTuple):
+    """A credential that is for a host."""
+
+    name: str
+    placeholder: bytes
+    value: bytes
+    where: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return f"<secret {self.name}>"
+
+
+class Outgoing(NamedTuple):
+    """A request as it is sent."""
+
+    method: bytes
+    target: bytes
+    headers: Headers
+    rule: str
+    credentials: tuple[str, ...]  # the names of those that were put in
+    upgrades: bool
+
+
+class BrokerTerms:
+    """What holds for all hosts. Raises ValueError for values that cannot be replaced safely."""
+
+    def __init__(self, plan: BrokerPlan, hidden: Sequence[HiddenValue]) -> None:
+        self.requests = tuple(map(parse_rule, plan.requests))
+        self.hosts = tuple(map(parse_rule, plan.hosts))
+        self._values = {each.name: each for each in hidden}
+        if {each.name for each in plan.credentials} != self._values.keys():
+            raise ValueError("the hidden values are not those of the plan")
+        for each in hidden:
+            check_value(each)
+        self._credentials = [(each, tuple(map(parse_rule, each.hosts))) for each in plan.credentials]
+        # In a path, the value and its placeholder are nobody's business.
+        self.shown = blanked(text for each in hidden for text in (each.value, each.placeholder))
+
+    def secrets(self, host: str, port: int) -> tuple[Secret, ...]:
+        return tuple(
+            Secret(each.name, self._values[each.name].placeholder, self._values[each.name].value, each.where)
+            for each, rules in self._credentials
+            if any(is_for(rule, host, port) for rule in rules)
+        )
+
+
+_VALUE = re.compile(rb"[\x21-\x7e\x80-\xff](?:[\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?\Z")
+FEWEST_VALUE_BYTES = 8
+
+
+def check_value(hidden: HiddenValue) -> None:
+    """Raises ValueError. The text has the name alone."""
+    if len(hidden.value) < FEWEST_VALUE_BYTES:
+        raise ValueError(f"the value of {hidden.name} has fewer than {FEWEST_VALUE_BYTES} bytes")
+    if not _VALUE.match(hidden.value):
+        raise ValueError(f"the value of {hidden.name} has a character that no header has")
+    if hidden.value == hidden.placeholder or not same_shape(hidden.value, hidden.placeholder):
+        raise ValueError(f"the placeholder of {hidden.name} has another shape than its value")
+
+
+class HostTerms:
+    def __init__(self, terms: BrokerTerms, host: str, port: int, *, secure: bool) -> None:
+        self.host, self.port, self.secure = host, port, secure
+        self._rules = rules_of(terms.requests, host, port)
+        self._shown = terms.shown
+        self.secrets = terms.secrets(host, port)
+        self.echoes = (
+            Replacements((each.value, each.placeholder) for each in self.secrets) if self.secrets else NOTHING
+        )
+
+    # --- requests ----------------------------------------------------------------------------------
+
+    def show_path(self, target: bytes) -> str:
+        """The path for people, without the query."""
+        path = target.partition(b"?")[0]
+        return self._shown.replace(path).decode("ascii", "replace")[:_MOST_SHOWN]
+
+    def is_named(self, text: str) -> bool:
+        """Whether a name in a request is that of the host."""
+        try:
+            return self._is_this(parse_host(text))
+        except ValueError:
+            return False
+
+    def _is_this(self, host: Host) -> bool:
+        return host.text == self.host or (self.host == LOCALHOST and host.text in LOCAL_ADDRESSES)
+
+    def judge(self, request: h11.Request) -> Outgoing:
+        """Raises Refused."""
+        method, target = request.method.decode("ascii"), request.target.decode("ascii")
+        if not _METHOD.match(method) or method in NEVER_ALLOWED:
+            raise Refused(f"is asked with the method {method[:32]!a}, which is never passed on")
+        if request.http_version != b"1.1":
+            raise Refused("is asked with HTTP/1.0, in which an answer that was cut looks whole", status=505)
+        target = self._own_target(method, target)
+        self._check_host(request)
+        rule = self._find_rule(method, target, request)
+        upgrades = self._upgrades(request)
+        headers, names = self._headers(request, upgrades=upgrades)
+        path, mark, query = target.encode().partition(b"?")
+        for secret in self.secrets:
+            if "query" in secret.where and (put := _put_into_query(query, secret)) != query:
+                query, names = put, {**names, secret.name: None}
+        return Outgoing(request.method, path + mark + query, headers, rule, tuple(names), upgrades)
+
+    def _own_target(self, method: str, target: str) -> str:
+        """The target with the path in front."""
+        if target.startswith("/") or (target == "*" and method == "OPTIONS"):
+            own = target
+        elif (found := _ABSOLUTE.match(target)) is None or found["scheme"].lower() != self._scheme:
+            raise Refused("is asked for something that is no path")
+        else:
+            self._check_authority(found["authority"])
+            own = found["path"] if found["path"].startswith("/") else f"/{found['path']}"
+        if "#" in own:
+            raise Refused("is asked for a path with a number sign, which programs read in different ways")
+        return own
+
+    @property
+    def _scheme(self) -> str:
+        return "https" if self.secure else "http"
+
+    def _check_host(self, request: h11.Request) -> None:
+        # h11 refuses a request without the header, or with two of them.
+        self._check_authority(dict(request.headers).get(b"host", b"").decode("latin-1"))
+
+    def _check_authority(self, text: str) -> None:
+        try:
+            host, port = parse_authority(text, 443 if self.secure else 80)
+        except ValueError:
+            raise Refused("is asked for another host in its headers: that is no name") from None
+        if not self._is_this(host) or port != self.port:
+            raise Refused(
+                f"is asked for {f'{host}:{port}'!a} in the headers, and that is another place", status=421
+            )
+
+    def _find_rule(self, method: str, target: str, request: h11.Request) -> str:
+        if not self._rules:
+            return ""
+        for name, _ in request.headers:
+            if name in _OTHER_REQUEST:
+                raise Refused(
+                    f"is asked with the header {name.decode()}, which may stand for another request"
+                )
+        path = target
+        if any(rule.path for rule in self._rules):
+            try:
+                path = normal_path(target)
+            except ValueError as error:
+                raise Refused(
+                    f"is asked for a path that {error}; the rules about requests need a plain one"
+                ) from None
+        rule = find_rule(self._rules, method, self.host, self.port, path)
+        if rule is None:
+            listed = "; ".join(map(str, self._rules[:_MOST_LISTED]))
+            shown = self.show_path(path.encode())
+            raise Refused(
+                f"is asked for {method} {shown}, and no rule about requests allows that (rules: {listed})",
+                f"To allow it, add a rule: --net '{method} {self.host}:{self.port}{shown}'.",
+            )
+        return str(rule)
+
+    def _upgrades(self, request: h11.Request) -> bool:
+        asked = [value.lower() for name, value in request.headers if name == b"upgrade"]
+        if not asked or asked == [b"h2c"]:
+            return False  # an offer that a server may leave out, as we do
+        if asked != [_WEBSOCKET]:
+            raise Refused("is asked to change to another protocol than websocket, which nobody could check")
+        return b"upgrade" in nominated(request.headers)
+
+    def _headers(self, request: h11.Request, *, upgrades: bool) -> tuple[Headers, dict[str, None]]:
+        dropped = _OF_THE_CONNECTION | (nominated(request.headers) - _FRAMING)
+        if self.secrets:
+            dropped |= _MAKE_UNREADABLE
+        names: dict[str, None] = {}
+        headers: Headers = []
+        for raw, value in request.headers.raw_items():
+            name = raw.lower()
+            if name in dropped:
+                continue
+            if name not in _FRAMING:
+                for secret in self.secrets:
+                    put = _put_into_header(name, value, secret) if "header" in secret.where else value
+                    if put != value:
+                        value, names[secret.name] = put, None
+            headers.append((raw, value))
+        if self.secrets:
+            headers.append((b"Accept-Encoding", b"identity"))
+        if upgrades:
+            headers += [(b"Connection", b"Upgrade"), (b"Upgrade", _WEBSOCKET)]
+        return headers, names
+
+    # --- answers -----------------------------------------------------------------------------------
+
+    def answer_headers(
+        self, headers: h11.Headers, *, upgrade: bool = False, trailer: bool = False
+    ) -> Headers:
+        """Those that are passed on."""
+        dropped = (_OF_THE_CONNECTION | nominated(headers) | {b"transfer-encoding"}) - {b"content-length"}
+        if trailer:
+            dropped |= _FRAMING
+        kept = [(name, value) for name, value in headers.raw_items() if name.lower() not in dropped]
+        if upgrade:
+            kept += [(b"Connection", b"Upgrade"), (b"Upgrade", _WEBSOCKET)]
+        return self.echoes.replace_in(kept)
+
+    def unreadable(self, headers: h11.Headers) -> str:
+        """Why an answer cannot be searched for the value, as the rest of a sentence that begins with the host;
+        "" if it can."""
+        if not self.secrets:
+            return ""
+        for name, value in headers:
+            if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+                return "answers with a compressed body, in which its credential could not be found"
+            if name == b"sec-websocket-extensions":
+                return "answers with an extension of websocket, in which its credential could not be found"
+        return ""
+
+
+def nominated(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
+    """The headers that are about the connection, by the header Connection."""
+    return frozenset(
+        word.strip().lower() for name, value in headers if name == b"connection" for word in value.split(b",")
+    )
+
+
+def _put_into_header(name: bytes, value: bytes, secret: Secret) -> bytes:
+    scheme, _, given = value.partition(b" ")
+    if name == b"authorization" and scheme.lower() == b"basic":
+        try:
+            plain = base64.b64decode(given.strip(), validate=True)
+        except (binascii.Error, ValueError):
+            plain = b""
+        if secret.placeholder in plain:
+            put = plain.replace(secret.placeholder, secret.value)
+            return scheme + b" " + base64.b64encode(put)
+    return value.replace(secret.placeholder, secret.value)
+
+
+def _put_into_query(query: bytes, secret: Secret) -> bytes:
+    value = escape(secret.value)
+    for spelling in dict.fromkeys((secret.placeholder, escape(secret.placeholder))):
+        query = query.replace(spelling, value)
+    return query
