@@ -81,12 +81,18 @@ def _matches(patterns: str, name: str) -> bool:
     found = False
     for pattern in patterns.lower().split(","):
         negated = pattern.startswith("!")
-        # Only * and ? are special. [ begins a host with a port.
-        if fnmatch.fnmatchcase(name, pattern[negated:].replace("[", "[[]")):
+        if _matches_pattern(pattern[negated:], name):
             if negated:
                 return False
             found = True
     return found
+
+
+def _matches_pattern(pattern: str, name: str) -> bool:
+    if "*" not in pattern and "?" not in pattern:  # most are names, and making an expression takes 0.1 ms
+        return pattern == name
+    # Only * and ? are special. [ begins a host with a port.
+    return fnmatch.fnmatchcase(name, pattern.replace("[", "[[]"))
 
 
 def _matches_hash(field: str, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from base64 import b64decode
 from collections.abc import Callable
 from typing import NamedTuple
@@ -37,8 +38,9 @@ def mpint(value: int) -> bytes:
     return string(value.to_bytes(value.bit_length() // 8 + 1) if value else b"")
 
 
-def ed25519_key() -> KeyPair:
-    key = ed25519.Ed25519PrivateKey.generate()
+def ed25519_key(seed: bytes = b"") -> KeyPair:
+    """`seed`: 32 bytes, for a key that is always the same."""
+    key = ed25519.Ed25519PrivateKey.from_private_bytes(seed or os.urandom(32))
     return KeyPair(_blob(key), lambda text: string(b"ssh-ed25519") + string(key.sign(text)))
 
 
