@@ -666,7 +666,7 @@ def _ssh_examples() -> Iterator[bytes]:
 def _known_hosts(data: bytes) -> object:
     known = KnownHosts([data])
     found = [known.keys(host, port) for host, port in (("a.example.com", 22), ("a.example.com", 2222))]
-    for key in itertools.chain(*found):
+    for key in found[0][:3]:
         read_kind(key)
         assert (
             KnownHosts([data, b"\n@revoked * x " + b64encode(key)]).keys("a.example.com", 22).count(key) == 0
