@@ -36,6 +36,7 @@ def machine(runner_as: Caller) -> Iterator[SshMachine]:
 def caged_with_agent(given: dict[str, Any]) -> dict[str, Any]:
     """Launch with an ssh agent. Returns the exit code, the output, and what the agent told."""
     import os
+    import signal
     from contextlib import contextmanager
 
     said = os.memfd_create("said")
@@ -44,6 +45,8 @@ def caged_with_agent(given: dict[str, Any]) -> dict[str, Any]:
     os.dup2(said, 2)
     try:
         with contextmanager(cage)(given) as cell:
+            if given.get("kills"):
+                os.kill(cell.agent.pid, signal.SIGKILL)
             end = cell.wait()
     finally:
         os.dup2(saved[0], 1)
@@ -51,12 +54,16 @@ def caged_with_agent(given: dict[str, Any]) -> dict[str, Any]:
     os.lseek(said, 0, os.SEEK_SET)
     with open(said, encoding="utf-8", errors="surrogateescape") as file:
         output = file.read()
-    log = cell.agent.log
+    log = cell.audit
     return {
         "code": end.code,
         "output": output,
-        "lines": [[line.verdict, line.name, line.rule, line.reason, line.times] for line in log.lines],
-        "totals": {verdict: count for (_, verdict), count in log.totals.items()},
+        "lines": [
+            [line.verdict, line.name, line.rule, line.reason, line.times]
+            for line in log.lines
+            if line.kind == "ssh"
+        ],
+        "totals": {verdict: count for (kind, verdict), count in log.totals.items() if kind == "ssh"},
         "fault": log.fault,
     }
 
@@ -68,6 +75,8 @@ def run(
     hosts: Sequence[SshServer],
     also: Sequence[SshServer] = (),
     paths: Sequence[tuple[str, Access]] = (),
+    *,
+    kills: bool = False,
 ) -> dict[str, Any]:
     """A shell script in a cage with an ssh agent. `also`: servers that it may reach, without logging in."""
     asked = cages.request("/bin/sh", "-c", script)
@@ -75,6 +84,7 @@ def run(
     order = cages.order(
         asked,
         paths=paths,
+        kills=kills,
         network="allowlist",
         hosts=[*names, *(f"localhost:{each.port}" for each in also)],
         ssh=[*keys, *names],
@@ -208,6 +218,18 @@ def test_a_cage_that_shows_the_hosts_own_files(machine: SshMachine) -> None:
     shows: list[tuple[str, Access]] = [("/etc/ssh", "read")]
     told = run(machine, ssh(server, "echo in", strict="no"), [key], [server], paths=shows)
     assert "in" in told["output"].splitlines()
+
+
+def test_the_cages_agent_is_killed(machine: SshMachine) -> None:
+    """Nobody else serves its socket, and the report says so."""
+    key, server = machine.add_key("own"), machine.serve("server")
+    server.authorized.write_text(machine.public("own"))
+    machine.know(server.line)
+    script = f"while ssh-add -l >/dev/null 2>&1; do :; done; {ssh(server, 'echo in')}"
+    told = run(machine, script, [key], [server], kills=True)
+    assert "Permission denied (publickey" in told["output"]
+    early = "ended too early: open connections were reset, and new ones refused"
+    assert told["lines"] == [["failed", "", "", early, 1]]
 
 
 def test_an_agent_that_ends_meanwhile(machine: SshMachine) -> None:
