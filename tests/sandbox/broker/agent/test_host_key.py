@@ -38,6 +38,11 @@ def test_no_key_verifies_what_another_signed(key: KeyPair) -> None:
 def test_sha1_does_not_count() -> None:
     key = rsa_key(b"ssh-rsa")
     assert not load_verifier(key.blob)(key.sign(TEXT), TEXT)
+    # Nor does another hash under that name.
+    key = KEYS["rsa-sha2-256"]
+    value = key.sign(TEXT).removeprefix(string(b"rsa-sha2-256"))
+    assert load_verifier(key.blob)(string(b"rsa-sha2-256") + value, TEXT)
+    assert not load_verifier(key.blob)(string(b"ssh-rsa") + value, TEXT)
 
 
 @one_case("r_and_s", [(0, 0), (0, 1), (1, 0), (1 << 256, 1)])
@@ -61,6 +66,7 @@ ED25519 = KEYS["ed25519"].blob
         string(b"sk-ssh-ed25519@openssh.com") + ED25519[15:] + string(b"ssh:"),
         string(b"ecdsa-sha2-nistp256") + string(b"nistp256") + string(b"\x04" + bytes(64)),
         string(b"ecdsa-sha2-nistp256") + KEYS["nistp384"].blob[23:],
+        KEYS["nistp256"].blob.replace(b"\x08nistp256", b"\x08nistp384"),
         rsa_key(bits=1024).blob,
         string(b"ssh-rsa") + mpint(65537) + mpint(1 << 16384),
     ],
