@@ -19,6 +19,7 @@ from runner.plugin import Plugin
 from sandbox.document.diagnostic import Diagnostic
 from sandbox.limits.site import Hierarchy, Site
 from sandbox.network.egress import EgressPlan
+from sandbox.network.ssh import SshPlan
 from sandbox.paths.file_identity import FileIdentity
 from sandbox.plan.layers import Layer, Layers
 from sandbox.plan.owners import Decision
@@ -34,7 +35,7 @@ NAMES: dict[str, Any] = {
         each.__name__: each
         for each in (
             *(Command, Decision, Denial, Diagnostic, EgressPlan, FileIdentity, Grant, Hierarchy, LaunchPlan),
-            *(Layer, Layers, Note, Plugin, Policy, Project, VerifiedPackage, Site),
+            *(Layer, Layers, Note, Plugin, Policy, Project, SshPlan, VerifiedPackage, Site),
         )
     },
 }
