@@ -17,5 +17,7 @@ if __name__ == "__main__":
         tuple(given["requests"]),
         tuple(given["authorities"]),
     )
-    hidden = [HiddenValue(name, *(text.encode("latin-1") for text in texts)) for name, *texts in given["hidden"]]
+    hidden = [
+        HiddenValue(name, *(text.encode("latin-1") for text in texts)) for name, *texts in given["hidden"]
+    ]
     run_broker(channel, plan, hidden, ready, alive, (uid, uid) if uid >= 0 else None)
