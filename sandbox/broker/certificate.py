@@ -7,9 +7,7 @@ with that library.
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import ipaddress
+import binascii
 import os
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -26,6 +24,7 @@ _BOOLEAN, _INTEGER, _BITS, _OCTETS, _OBJECT, _TEXT, _TIME = 1, 2, 3, 4, 6, 12, 2
 _SEQUENCE, _SET = 0x30, 0x31
 _DNS_NAME, _ADDRESS = 0x82, 0x87  # of a GeneralName
 _COMMON_NAME, _ECDSA_SHA256 = "2.5.4.3", "1.2.840.10045.4.3.2"
+_EC_KEY, _P256, _P256_BYTES = "1.2.840.10045.2.1", "1.2.840.10045.3.1.7", 32
 _SERVER_AUTH = "1.3.6.1.5.5.7.3.1"
 _OWN_KEY, _USAGE, _ALTERNATIVE_NAME, _BASIC, _CONSTRAINTS, _AUTHORITY_KEY, _PURPOSES = (
     f"2.5.29.{number}" for number in (14, 15, 17, 19, 30, 35, 37)
@@ -40,9 +39,9 @@ class Hosts(NamedTuple):
 def make_certificates(hosts: Hosts) -> tuple[bytes, bytes]:
     """The authority's certificate; the key and the certificate for the plugin. All as PEM."""
     from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     authority, own = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    ids = os.urandom(20), os.urandom(20)  # of the keys; any unique text will do (RFC 5280, 4.2.1.2)
     names = _name(f"plugin-runner, one launch, {os.urandom(8).hex()}"), _name("plugin-runner")
     root = _sign(
         authority,
@@ -51,7 +50,7 @@ def make_certificates(hosts: Hosts) -> tuple[bytes, bytes]:
         _extension(_BASIC, _sequence(_der(_BOOLEAN, b"\xff"), _integer(0)), critical=True),
         _extension(_USAGE, _der(_BITS, b"\x02\x04"), critical=True),  # keyCertSign
         _extension(_CONSTRAINTS, _constraints(hosts), critical=True),
-        _extension(_OWN_KEY, _der(_OCTETS, _key_id(authority))),
+        _extension(_OWN_KEY, _der(_OCTETS, ids[0])),
     )
     leaf = _sign(
         own,
@@ -63,11 +62,10 @@ def make_certificates(hosts: Hosts) -> tuple[bytes, bytes]:
         _extension(_BASIC, _sequence(), critical=True),
         _extension(_USAGE, _der(_BITS, b"\x07\x80"), critical=True),  # digitalSignature
         _extension(_PURPOSES, _sequence(_object(_SERVER_AUTH))),
-        _extension(_AUTHORITY_KEY, _sequence(_der(0x80, _key_id(authority)))),
-        _extension(_OWN_KEY, _der(_OCTETS, _key_id(own))),
+        _extension(_AUTHORITY_KEY, _sequence(_der(0x80, ids[0]))),
+        _extension(_OWN_KEY, _der(_OCTETS, ids[1])),
     )
-    key = own.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    return root, key + leaf
+    return root, _private_key(own) + leaf
 
 
 def _sign(
@@ -94,16 +92,14 @@ def _sign(
     )
     signature = authority.sign(told, ec.ECDSA(hashes.SHA256()))
     whole = _sequence(told, algorithm, _der(_BITS, b"\0" + signature))
-    lines = base64.encodebytes(whole).replace(b"\n", b"")
-    wrapped = b"\n".join(lines[at : at + 64] for at in range(0, len(lines), 64))
-    return b"-----BEGIN CERTIFICATE-----\n" + wrapped + b"\n-----END CERTIFICATE-----\n"
+    return _pem("CERTIFICATE", whole)
 
 
 def _constraints(hosts: Hosts) -> bytes:
     """For these hosts and nobody else. A kind of name that is not mentioned would not be constrained."""
     names = [_dns_name(name.removeprefix("*.")) for name in hosts.names or (_NOBODY,)]
     permitted = [*names, *(_net(f"{address}") for address in hosts.addresses)]
-    excluded = [] if hosts.addresses else [_net("0.0.0.0/0"), _net("::/0")]
+    excluded = [] if hosts.addresses else [_der(_ADDRESS, bytes(size)) for size in (8, 32)]  # every one
     parts = [_der(0xA0, *map(_sequence, permitted))]
     parts += [_der(0xA1, *map(_sequence, excluded))] if excluded else []
     return _sequence(*parts)
@@ -114,22 +110,37 @@ def _dns_name(name: str) -> bytes:
 
 
 def _address(address: str) -> bytes:
+    import ipaddress  # 6 ms, and most hosts have names
+
     return _der(_ADDRESS, ipaddress.ip_address(address).packed)
 
 
 def _net(text: str) -> bytes:
+    import ipaddress
+
     net = ipaddress.ip_network(text)
     return _der(_ADDRESS, net.network_address.packed + net.netmask.packed)
 
 
 def _public_key(key: EllipticCurvePrivateKey) -> bytes:
-    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-
-    return key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return _sequence(_sequence(_object(_EC_KEY), _object(_P256)), _der(_BITS, b"\0" + _point(key)))
 
 
-def _key_id(key: EllipticCurvePrivateKey) -> bytes:
-    return hashlib.sha256(_public_key(key)).digest()[:20]  # RFC 7093
+def _private_key(key: EllipticCurvePrivateKey) -> bytes:
+    """As RFC 5915 has it."""
+    secret = key.private_numbers().private_value.to_bytes(_P256_BYTES, "big")
+    parts = _integer(1), _der(_OCTETS, secret), _der(0xA0, _object(_P256))
+    return _pem("EC PRIVATE KEY", _sequence(*parts, _der(0xA1, _der(_BITS, b"\0" + _point(key)))))
+
+
+def _point(key: EllipticCurvePrivateKey) -> bytes:
+    at = key.public_key().public_numbers()
+    return b"\4" + at.x.to_bytes(_P256_BYTES, "big") + at.y.to_bytes(_P256_BYTES, "big")
+
+
+def _pem(what: str, content: bytes) -> bytes:
+    lines = [binascii.b2a_base64(content[at : at + 48]) for at in range(0, len(content), 48)]
+    return f"-----BEGIN {what}-----\n".encode() + b"".join(lines) + f"-----END {what}-----\n".encode()
 
 
 def _name(text: str) -> bytes:
