@@ -132,7 +132,7 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.trio_thread",
         )
     ),
-    "cryptography": Use(("runner.package.keys", "sandbox.broker.authority"), lazily=True),
+    "cryptography": Use(("runner.package.keys", "sandbox.broker.certificate"), lazily=True),
     "h11": Use(
         (
             "runner.oci.client",

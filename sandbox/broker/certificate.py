@@ -10,10 +10,9 @@ from __future__ import annotations
 import binascii
 import os
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+_PrivateKey = Any  # the library's _PrivateKey, which is imported only where it is used
 
 # The clock of the plugin may be another one. Clients accept a certificate of 398 days; a launch that lasts
 # longer has to be repeated.
@@ -69,8 +68,8 @@ def make_certificates(hosts: Hosts) -> tuple[bytes, bytes]:
 
 
 def _sign(
-    key: EllipticCurvePrivateKey,
-    authority: EllipticCurvePrivateKey,
+    key: _PrivateKey,
+    authority: _PrivateKey,
     names: tuple[bytes, bytes],
     *extensions: bytes,
 ) -> bytes:
@@ -122,18 +121,18 @@ def _net(text: str) -> bytes:
     return _der(_ADDRESS, net.network_address.packed + net.netmask.packed)
 
 
-def _public_key(key: EllipticCurvePrivateKey) -> bytes:
+def _public_key(key: _PrivateKey) -> bytes:
     return _sequence(_sequence(_object(_EC_KEY), _object(_P256)), _der(_BITS, b"\0" + _point(key)))
 
 
-def _private_key(key: EllipticCurvePrivateKey) -> bytes:
+def _private_key(key: _PrivateKey) -> bytes:
     """As RFC 5915 has it."""
     secret = key.private_numbers().private_value.to_bytes(_P256_BYTES, "big")
     parts = _integer(1), _der(_OCTETS, secret), _der(0xA0, _object(_P256))
     return _pem("EC PRIVATE KEY", _sequence(*parts, _der(0xA1, _der(_BITS, b"\0" + _point(key)))))
 
 
-def _point(key: EllipticCurvePrivateKey) -> bytes:
+def _point(key: _PrivateKey) -> bytes:
     at = key.public_key().public_numbers()
     return b"\4" + at.x.to_bytes(_P256_BYTES, "big") + at.y.to_bytes(_P256_BYTES, "big")
 

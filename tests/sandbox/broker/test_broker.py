@@ -479,9 +479,8 @@ def test_a_body_that_ends_with_the_connection_needs_the_end_of_tls(rig: Rig) -> 
         connection.sendall(b"HTTP/1.1 200 OK\r\n\r\nperhaps half")
         os.dup2(os.open(os.devnull, os.O_RDWR), connection.fileno())  # ends without the end of TLS
 
-    with rig.connect(rig.serve(handle)).connection as connection:
-        with pytest.raises((EOFError, OSError)):
-            Client(connection).ask()
+    with rig.connect(rig.serve(handle)).connection as connection, pytest.raises((EOFError, OSError)):
+        Client(connection).ask()
     assert rig.line()["verdict"] == "failed"
 
 
