@@ -12,7 +12,7 @@ import os
 import time
 from typing import Any, NamedTuple
 
-_PrivateKey = Any  # the library's _PrivateKey, which is imported only where it is used
+_PrivateKey = Any  # the library's EllipticCurvePrivateKey, which is imported only where it is used
 
 # The clock of the plugin may be another one. Clients accept a certificate of 398 days; a launch that lasts
 # longer has to be repeated.
@@ -89,7 +89,7 @@ def _sign(
         _public_key(key),
         _der(0xA3, _sequence(*extensions)),
     )
-    signature = authority.sign(told, ec.ECDSA(hashes.SHA256()))
+    signature: bytes = authority.sign(told, ec.ECDSA(hashes.SHA256()))
     whole = _sequence(told, algorithm, _der(_BITS, b"\0" + signature))
     return _pem("CERTIFICATE", whole)
 
@@ -127,14 +127,15 @@ def _public_key(key: _PrivateKey) -> bytes:
 
 def _private_key(key: _PrivateKey) -> bytes:
     """As RFC 5915 has it."""
-    secret = key.private_numbers().private_value.to_bytes(_P256_BYTES, "big")
+    secret: bytes = key.private_numbers().private_value.to_bytes(_P256_BYTES, "big")
     parts = _integer(1), _der(_OCTETS, secret), _der(0xA0, _object(_P256))
     return _pem("EC PRIVATE KEY", _sequence(*parts, _der(0xA1, _der(_BITS, b"\0" + _point(key)))))
 
 
 def _point(key: _PrivateKey) -> bytes:
     at = key.public_key().public_numbers()
-    return b"\4" + at.x.to_bytes(_P256_BYTES, "big") + at.y.to_bytes(_P256_BYTES, "big")
+    x, y = (number.to_bytes(_P256_BYTES, "big") for number in (at.x, at.y))
+    return b"\4" + bytes(x) + bytes(y)
 
 
 def _pem(what: str, content: bytes) -> bytes:
