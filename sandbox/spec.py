@@ -153,6 +153,7 @@ class SandboxSpec(NamedTuple):
     state_link: str = ""
     staged: bool = False  # what it writes to folders of the host is kept apart until a person takes it
     hide: tuple[str, ...] = ()  # credentials that it uses and does not get: see sandbox/policy/credentials.py
+    ssh: tuple[str, ...] = ()  # keys and hosts, as sandbox/network/ssh.py writes them
     # A folder with its program that it may change, if the whole state directory is granted: what it changes
     # is kept beside that, and the folder stays as it is.
     overlaid: str = ""
@@ -166,6 +167,7 @@ class Overrides(NamedTuple):
     limits: Limits = Limits()
     staged: bool = False
     hide: tuple[str, ...] = ()
+    ssh: tuple[str, ...] = ()
 
 
 class Approval(NamedTuple):
@@ -181,6 +183,7 @@ class Approval(NamedTuple):
     project: ProjectAccess = "none"
     staged: bool = False  # only if what it writes is staged
     hide: tuple[str, ...] = ()  # variables that are passed on only as placeholders, with their hosts
+    ssh: tuple[str, ...] = ()  # keys of the person's ssh agent, and the hosts to log in at with them
 
     @property
     def is_empty(self) -> bool:
@@ -269,6 +272,7 @@ class Grant(NamedTuple):
     # Of each of these, `env` has an empty value: the launch puts a placeholder there.
     credentials: tuple[Credential, ...] = ()
     authorities: tuple[str, ...] = ()  # files of roots that the hosts of credentials may have
+    ssh: tuple[str, ...] = ()  # keys, and the hosts to log in at with them; none without the other
 
     @property
     def scratch_bytes(self) -> int | None:

@@ -147,6 +147,17 @@ def docker_registry() -> str:
 MANAGER = ("systemd-run",) if os.geteuid() == 0 else ("systemd-run", "--user")
 
 
+def sshd() -> str:
+    """OpenSSH's server, installed or as scripts/setup unpacks it; "" if it is not there."""
+    return shutil.which("sshd", path=f"/usr/sbin:{ROOT}/.venv/sshd/usr/sbin") or ""
+
+
+def _lacks_ssh() -> str:
+    if not sshd():
+        return "needs sshd (scripts/setup test)"
+    return _lacks_programs(("ssh-agent", "openssh-client"), ("git", "git"))
+
+
 def _lacks_systemd() -> str:
     probe = [*MANAGER, "--scope", "-q", "-p", "Delegate=yes", "true"]
     try:
@@ -174,6 +185,7 @@ _CAPABILITIES: Mapping[str, Callable[[], str]] = {
     "nats": _lacks_nats,
     "nats-cluster": _lacks_nats_cluster,
     "docker-registry": lambda: "" if docker_registry() else "needs docker-registry (scripts/setup test)",
+    "ssh": _lacks_ssh,
     "systemd": _lacks_systemd,
     "binutils": lambda: _lacks_programs(
         ("x86_64-linux-gnu-as", "binutils-x86-64-linux-gnu"),

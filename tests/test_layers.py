@@ -132,7 +132,9 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.trio_thread",
         )
     ),
-    "cryptography": Use(("runner.package.keys", "sandbox.broker.certificate"), lazily=True),
+    "cryptography": Use(
+        ("runner.package.keys", "sandbox.broker.agent.host_key", "sandbox.broker.certificate"), lazily=True
+    ),
     "h11": Use(
         (
             "runner.oci.client",
@@ -189,6 +191,7 @@ FACES = ("runner",)
 # Runs between fork and exec, alone in its process: the standard library, and of ours only each other and what
 # stands for parts of the standard library, which imports nothing of ours.
 STANDARD_LIBRARY_ONLY = (
+    "sandbox.spawn.agent",
     "sandbox.spawn.spawner",
     "sandbox.spawn.init",
     "sandbox.spawn.network",

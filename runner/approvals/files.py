@@ -222,8 +222,8 @@ def _record(data: object) -> ApprovalRecord:
 
 
 def _approval(data: object, name: str) -> Approval:
-    # Earlier versions did not know the last two.
-    known = {"staged": False, "hide": [], **data} if isinstance(data, dict) else data
+    # Earlier versions did not know the last three.
+    known = {"staged": False, "hide": [], "ssh": [], **data} if isinstance(data, dict) else data
     values = _object(known, Approval._fields, name)
     return Approval(
         read=_texts(values["read"], f"{name}.read", _path_fault),
@@ -236,6 +236,7 @@ def _approval(data: object, name: str) -> Approval:
         project=_word(values["project"], ("none", "read"), f"{name}.project"),
         staged=_flag(values["staged"], f"{name}.staged"),
         hide=_texts(values["hide"], f"{name}.hide", _hiding_fault),
+        ssh=_texts(values["ssh"], f"{name}.ssh", _ssh_fault),
     )
 
 
@@ -317,6 +318,16 @@ def _hiding_fault(text: str) -> str:
 
     try:
         parse_hiding(text)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def _ssh_fault(text: str) -> str:
+    from sandbox.network.ssh import parse_access
+
+    try:
+        parse_access(text)
     except ValueError as error:
         return str(error)
     return ""

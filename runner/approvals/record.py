@@ -118,7 +118,7 @@ def digest_of(plugin: Plugin) -> str:
     parts = [
         f"{field}={sorted(value) if isinstance(value, tuple) else value}"
         for field, value in asked._asdict().items()
-        if field not in ("staged", "hide") or value  # digests of earlier versions stay the same
+        if field not in ("staged", "hide", "ssh") or value  # digests of earlier versions stay the same
     ]
     parts += [f"{name}={value}" for name, value in plugin.spec.limits._asdict().items() if value is not None]
     return fingerprint(*(os.fsencode(part) for part in parts))[:32]

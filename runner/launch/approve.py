@@ -221,6 +221,8 @@ def _approval_for(denial: Denial, plugin: Plugin) -> Approval | None:
             return Approval(env=(asked,))
         case "credential_ceiling":
             return Approval(hide=(word,))
+        case "ssh_ceiling":
+            return Approval(ssh=(word,))
         case "env_steering":
             return Approval(steering=(asked,))
         case "seccomp_ceiling":
@@ -234,8 +236,8 @@ def _only_added(plugin: Plugin, approved: Approved) -> Set[str]:
     if approved.record is None:
         return frozenset()
     added, asked = approved.record.added, asked_of(plugin)
-    words = {*added.read, *added.write, *added.hosts, *added.env, *added.hide}
-    return words.difference(asked.read, asked.write, asked.hosts, asked.env, asked.hide)
+    words = {*added.read, *added.write, *added.hosts, *added.env, *added.hide, *added.ssh}
+    return words.difference(asked.read, asked.write, asked.hosts, asked.env, asked.hide, asked.ssh)
 
 
 def _covers(wide: Approval, narrow: Approval) -> bool:

@@ -63,4 +63,4 @@ def command_approval(command: Command) -> Approval:
     from sandbox.policy.approval import requested_approval
 
     asked = requested_approval(command.spec)
-    return asked if command.host_environ is None else asked._replace(env=(), hide=())
+    return asked if command.host_environ is None else asked._replace(env=(), hide=(), ssh=())

@@ -28,8 +28,13 @@ NETWORK_WARNINGS = {
 }
 _LESS = 'to allow less, set ceiling = "allowlist" under [network] in the policy and list hosts'
 
-_LISTS = {"connect": "connections", "dns": "questions", "request": "requests"}
+_LISTS = {"connect": "connections", "dns": "questions", "request": "requests", "ssh": "ssh"}
 _OF_REQUESTS = ("method", "path", "status", "credential")
+# What the lines of each other kind do not have.
+_NOT_OF = {
+    "request": ("address", "times"),
+    "ssh": (*_OF_REQUESTS, "port", "address", "sent", "received", "seconds"),
+}
 
 
 def network_document(stage: Stage | None) -> dict[str, Any] | None:
@@ -58,7 +63,7 @@ def network_document(stage: Stage | None) -> dict[str, Any] | None:
 def line_document(line: AuditLine) -> dict[str, Any]:
     document = line._asdict()
     del document["kind"]
-    for field in _OF_REQUESTS if line.kind != "request" else ("address", "times"):
+    for field in _NOT_OF.get(line.kind, _OF_REQUESTS):
         del document[field]
     return document
 
@@ -127,6 +132,8 @@ def unreached_hosts(stage: Stage | None) -> list[Note]:
 
 
 def failed_host(line: AuditLine) -> RefusedHost:
+    if line.kind == "ssh":
+        return _of_agent(line)
     how = "failed" if line.kind == "request" else "not reached"
     return RefusedHost(f"{_address(line)} was allowed and {how}: it {line.reason}")
 
@@ -168,7 +175,14 @@ def told_of_loopback() -> Callable[[AuditLine], bool]:
     return is_told
 
 
+def _of_agent(line: AuditLine) -> RefusedHost:
+    about = f", for {line.name}" if line.name else ""
+    return RefusedHost(f"the plugin's ssh agent {line.reason}{about}")
+
+
 def refused_host(line: AuditLine) -> RefusedHost:
+    if line.kind == "ssh":
+        return _of_agent(line)
     if line.kind == "request":
         told = f"{line.method} {quoted(line.path)} of {_address(line)}"
         return RefusedHost(f"the plugin made the request {told}, which was refused: it {line.reason}")

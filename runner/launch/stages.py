@@ -295,6 +295,7 @@ def planned_classes() -> tuple[type[tuple[object, ...]], ...]:
     from sandbox.limits.site import Hierarchy, Site
     from sandbox.network.credentials import BrokerPlan, Credential
     from sandbox.network.egress import EgressLimits, EgressPlan
+    from sandbox.network.ssh import SshHost, SshPlan
     from sandbox.paths.file_identity import FileIdentity
     from sandbox.plan import plan
     from sandbox.plan.layers import Layer, Layers
@@ -337,6 +338,9 @@ def planned_classes() -> tuple[type[tuple[object, ...]], ...]:
             EgressLimits,
             BrokerPlan,
             Credential,
+            SshPlan,
+            SshHost,
         ),
         *(plan.Bind, plan.Tmpfs, plan.Text, plan.Symlink, plan.Mask, plan.Proc, plan.Dev, plan.ReadOnly),
+        plan.AgentFolder,
     )

@@ -80,10 +80,10 @@ def start(
                 cell.processes, cgroup.freeze if cgroup is not None and cgroup.can_freeze else None
             )
         meters: list[Meter] = []
-        if cell.gate is not None:
-            from sandbox.cell.egress import GateMeter
+        if served := [each for each in (cell.gate, cell.agent) if each is not None]:
+            from sandbox.cell.beside import AuditMeter
 
-            meters.append(GateMeter(cell.gate))
+            meters += [AuditMeter(each) for each in served]
         if cell.lookups is not None:
             meters.append(cell.lookups)
         if cell.observer is not None:

@@ -14,6 +14,7 @@ from runner.manifest.table import Item, Table
 from sandbox.document import model
 from sandbox.document.diagnostic import did_you_mean, quoted
 from sandbox.document.faults import Faults
+from sandbox.network import ssh as ssh_access
 from sandbox.network.credentials import parse_hiding
 from sandbox.network.rules import HostRule, parse_rule, ports_fault
 from sandbox.paths.denied_paths import DENYLIST_RULE, lexical_hit
@@ -156,6 +157,21 @@ def hidden(faults: Faults, items: Sequence[Item]) -> tuple[str, ...]:
             found[str(parse_hiding(item.text, default_ports=HTTPS_PORTS))] = None
         except ValueError as error:
             faults.error(item.keys, "hide", f"{quoted(item.text)} {error}")
+    return tuple(found)
+
+
+def ssh(faults: Faults, keys: Sequence[Item], hosts: Sequence[Item]) -> tuple[str, ...]:
+    """Check entries of `ssh-keys` and `ssh-hosts`."""
+    found: dict[str, None] = {}
+    for items, parse, name in (
+        (keys, ssh_access.parse_key, "ssh-keys"),
+        (hosts, ssh_access.parse_host, "ssh-hosts"),
+    ):
+        for item in items:
+            try:
+                found[parse(item.text)] = None
+            except ValueError as error:
+                faults.error(item.keys, name, f"{quoted(item.text)} {error}")
     return tuple(found)
 
 

@@ -11,8 +11,7 @@ import os
 import select
 
 from sandbox.broker.placeholder import make_placeholder
-from sandbox.cell.beside import fork_beside
-from sandbox.cell.egress import lease_beside
+from sandbox.cell.beside import fork_beside, lease_beside
 from sandbox.network.credentials import BrokerPlan, HiddenValue
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.plan.plan import LaunchPlan, Operation, ReadOnly, Text
@@ -74,6 +73,11 @@ class BrokerProcess:
             env=tuple(sorted(env.items())),
             operations=_with_bundle(plan.operations, bundle),
         )
+
+    def dismiss(self) -> None:
+        """Tell the broker that the plugin has ended: nobody reads the answers any more."""
+        with suppress(BrokenPipeError):
+            os.write(self._alive, b".")
 
     def close(self) -> None:
         """End the broker, and reap it. The gate has ended, and with it every connection: nothing is left to

@@ -18,6 +18,7 @@ from sandbox.speed.typed import TYPE_CHECKING, Any, Callable
 from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
+    from sandbox.cell.agent import AgentProcess
     from sandbox.cell.egress import GateProcess
     from sandbox.cell.name_lookups import NameLookups
     from sandbox.cell.observer import CageObserver, Observation
@@ -87,6 +88,7 @@ class Cell:
     """The processes of one plugin: `pid`, which is the cell's init, and everything below it."""
 
     gate: GateProcess | None = None  # a process outside; launch() ends it
+    agent: AgentProcess | None = None  # its ssh agent, a process outside; launch() ends it
     lookups: NameLookups | None = None  # of a plugin without a network
     observer: CageObserver | None = None  # of `runner learn`, a process outside; launch() ends it
     overlay_fault = ""  # why it has no overlay, although its plan has

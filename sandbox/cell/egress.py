@@ -10,68 +10,33 @@ from __future__ import annotations
 
 import _socket
 import os
-import select
-import time
 
-from sandbox.cell.beside import fork_beside
-from sandbox.limits.meter import Meter
-from sandbox.network.audit import AuditLog
+from sandbox.cell.beside import AuditedProcess, fork_beside, lease_beside
 from sandbox.network.egress import EgressPlan
 from sandbox.network.recipe import find_recipe
-from sandbox.plan.layers import LayerUnavailable
 from sandbox.spawn.network import outside_network
 from sandbox.spawn.order import NetworkOrder
 from sandbox.speed.scopes import ExitStack, contextmanager, suppress
 from sandbox.speed.signals import signal
-from sandbox.speed.typed import TYPE_CHECKING, Callable, Collection, Iterator, Mapping, NoReturn
+from sandbox.speed.typed import TYPE_CHECKING, Callable, Iterator, NoReturn
 
 if TYPE_CHECKING:
+    from sandbox.cell.broker import BrokerProcess
     from sandbox.spec import Limits
 
 # How long the gate may take to deliver what a plugin had sent when it ended. Resolving and connecting are
 # part of it, and a server may read slowly. The gate ends as soon as it has nothing to deliver.
 DELIVERY_SECONDS = 5.0
-# How long the gate may take to write its last audit lines when it is to end at once, before it is killed.
-_LAST_LINES_SECONDS = 1.0
-_READ_BYTES = 64 << 10
 
 
-class GateProcess:
+class GateProcess(AuditedProcess):
+    broker: BrokerProcess | None = None  # to which it hands connections
+
     def __init__(
         self, pid: int, audit_fd: int, alive: int, order: NetworkOrder, channel: _socket.socket
     ) -> None:
-        self.pid = pid
-        self.pidfd = os.pidfd_open(pid)
-        self.audit_fd = audit_fd
-        self.log = AuditLog()
+        super().__init__(pid, audit_fd, alive, channel)
         self.order = order  # for the spawner
-        self._alive = alive
-        self._channel = channel
-        self._has_ended = False
-
-    def close_channel(self) -> None:
-        """Close our copy of the channel: from now on the gate notices if the cell's init ends."""
-        self._channel.close()
-
-    def read(self) -> bool:
-        """Read audit lines. False if the gate has ended."""
-        try:
-            data = os.read(self.audit_fd, _READ_BYTES)
-        except BlockingIOError:
-            return True
-        self.log.feed(data)
-        self._has_ended = not data
-        return bool(data)
-
-    def drain(self, seconds: float, stop: Collection[int] = ()) -> None:
-        """Read audit lines until the gate ends, one of `stop` is readable, or `seconds` have passed."""
-        until = time.monotonic() + seconds
-        watch = select.poll()
-        for fd in (self.audit_fd, *stop):
-            watch.register(fd, select.POLLIN)
-        while (left := until - time.monotonic()) > 0 and (ready := watch.poll(left * 1000)):
-            if any(fd != self.audit_fd for fd, _ in ready) or not self.read():
-                return
 
     def dismiss(self) -> None:
         """Tell the gate that the plugin has ended. It delivers what the plugin had sent, and ends; `drain`
@@ -79,39 +44,8 @@ class GateProcess:
         self.close_channel()
         with suppress(BrokenPipeError):
             os.write(self._alive, b".")
-
-    def close(self) -> None:
-        """End the gate at once, if it still runs, and reap it."""
-        self.close_channel()
-        os.close(self._alive)
-        self.drain(_LAST_LINES_SECONDS)
-        by_itself = self._has_ended
-        if not by_itself:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
-        _, status = os.waitpid(self.pid, 0)
-        if by_itself and status and not self.log.gate_ended_early:
-            self.log.end_early()
-        self.drain(_LAST_LINES_SECONDS)  # the gate has ended: read what is left in the pipe
-        os.close(self.pidfd)
-        os.close(self.audit_fd)
-
-
-class GateMeter(Meter):
-    """Reads the audit lines while the plugin runs. Unlike other meters it never ends the plugin."""
-
-    def __init__(self, gate: GateProcess) -> None:
-        self._gate = gate
-        self._open = True
-
-    def interest(self) -> Mapping[int, int]:
-        return {self._gate.audit_fd: select.POLLIN} if self._open else {}
-
-    def look(self, ready: Mapping[int, int], now: float) -> str | None:
-        if self._open and self._gate.audit_fd in ready and not self._gate.read():
-            self._open = False
-            self._gate.log.end_early()
-        return None
+        if self.broker is not None:
+            self.broker.dismiss()
 
 
 @contextmanager
@@ -169,17 +103,6 @@ def open_gate(
             yield gate
         finally:
             gate.close()
-
-
-def lease_beside(uid_range: tuple[int, int]) -> tuple[int, int]:
-    from sandbox.identity.leases import UidsUnavailable, lease_any
-
-    try:
-        lease = lease_any(*uid_range)
-    except UidsUnavailable as missing:
-        hint = "the gate of each plugin with a list of hosts needs a uid of its own; end other plugins"
-        raise LayerUnavailable("network", str(missing), hint) from None
-    return lease.uid, lease.fd
 
 
 def _run_gate(

@@ -18,6 +18,7 @@ from sandbox.plan.plan import Bind, LaunchPlan, OpenPlan, Text
 from sandbox.spawn import launcher, spawner
 from sandbox.spawn.machine_code import executable
 from sandbox.spawn.order import (
+    AGENT,
     OBSERVE,
     OVERLAY,
     CgroupHandles,
@@ -32,6 +33,7 @@ from sandbox.speed.typed import TYPE_CHECKING, Iterator, Mapping, Sequence
 from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
+    from sandbox.cell.agent import AgentProcess
     from sandbox.cell.contents import Contents
     from sandbox.cell.egress import GateProcess
     from sandbox.cell.observer import CageObserver
@@ -89,7 +91,7 @@ def _launch_all(
     observe: bool,
 ) -> Iterator[Cell]:
     if not observe:
-        with _launch_in_network(open_plan, owner, bwrap_path, bounds, contents, None) as cell:
+        with _launch_with_agent(open_plan, owner, bwrap_path, bounds, contents, None) as cell:
             yield cell
         return
     from sandbox.cell.observer import open_observer
@@ -100,7 +102,7 @@ def _launch_all(
         observer = stack.enter_context(open_observer(identity, None if contents is None else contents.wipe))
         try:
             cell = stack.enter_context(
-                _launch_in_network(open_plan, owner, bwrap_path, bounds, contents, observer)
+                _launch_with_agent(open_plan, owner, bwrap_path, bounds, contents, observer)
             )
         except SpawnError as error:
             if error.stage != OBSERVE:
@@ -113,7 +115,7 @@ def _launch_all(
 
 
 @contextmanager
-def _launch_in_network(
+def _launch_with_agent(
     open_plan: OpenPlan,
     owner: Owner,
     bwrap_path: str,
@@ -122,14 +124,47 @@ def _launch_in_network(
     observer: CageObserver | None,
 ) -> Iterator[Cell]:
     plan = open_plan.plan
+    others = open_plan, owner, bwrap_path, bounds, contents, observer
+    if plan.ssh is None:
+        with _launch_in_network(*others, None) as cell:
+            yield cell
+        return
+    from sandbox.cell.agent import agent_fault, open_agent
+
+    # The agent starts before the plugin and ends after it.
+    forget = contents.wipe if contents is not None else None
+    with ExitStack() as stack:
+        agent = stack.enter_context(
+            open_agent(plan.ssh, plan.layers.uid_range, bounds.launch, plan.limits, forget)
+        )
+        try:
+            cell = stack.enter_context(_launch_in_network(*others, agent))
+        except SpawnError as error:
+            if error.stage != AGENT:
+                raise
+            raise agent_fault(agent, error) from None
+        yield cell
+
+
+@contextmanager
+def _launch_in_network(
+    open_plan: OpenPlan,
+    owner: Owner,
+    bwrap_path: str,
+    bounds: Bounds,
+    contents: Contents | None,
+    observer: CageObserver | None,
+    agent: AgentProcess | None,
+) -> Iterator[Cell]:
+    plan = open_plan.plan
     if plan.share_network:
-        with _launch(open_plan, owner, bwrap_path, bounds, contents, None, observer) as cell:
+        with _launch(open_plan, owner, bwrap_path, bounds, contents, None, observer, agent) as cell:
             yield cell
         return
     if plan.egress is None:
         with (
             open_lookups(gives_addresses=observer is not None) as lookups,
-            _launch(open_plan, owner, bwrap_path, bounds, contents, lookups, observer) as cell,
+            _launch(open_plan, owner, bwrap_path, bounds, contents, lookups, observer, agent) as cell,
         ):
             yield cell
         return
@@ -150,7 +185,10 @@ def _launch_in_network(
         gate = stack.enter_context(open_gate(plan.egress, uids, bounds.launch, limits, forget, door))
         if broker is not None:  # now: until here its first act and the gate's had time
             open_plan = open_plan._replace(plan=broker.dress(plan))
-        yield stack.enter_context(_launch(open_plan, owner, bwrap_path, bounds, contents, gate, observer))
+            gate.broker = broker
+        yield stack.enter_context(
+            _launch(open_plan, owner, bwrap_path, bounds, contents, gate, observer, agent)
+        )
 
 
 @contextmanager
@@ -162,6 +200,7 @@ def _launch(
     contents: Contents | None,
     network: GateProcess | NameLookups | None,
     observer: CageObserver | None,
+    agent: AgentProcess | None,
 ) -> Iterator[Cell]:
     """`network`: None for the host's own."""
     plan = open_plan.plan
@@ -233,6 +272,9 @@ def _launch(
         if observer is not None:
             stack.callback(observer.close_channel)
             order = order._replace(observer=observer.order)
+        if agent is not None:
+            stack.callback(agent.close_channel)
+            order = order._replace(agent=agent.order)
         if isinstance(network, NameLookups):
             pid = network.spawn(order)
         else:
@@ -253,6 +295,9 @@ def _launch(
             else:
                 cell.gate = network
             cell.observer = observer
+            cell.agent = agent
+            if agent is not None and cell.gate is not None:
+                agent.tell(cell.gate.log)
         except BaseException:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)

@@ -15,7 +15,7 @@ MOST_LIVE_LINES = 10_000  # passed to `on_line`
 _MOST_FAULT_CHARACTERS = 1000
 MOST_LINE_BYTES = 8 << 10  # a longer one is malformed
 _FAULT, _DROPPED, _TOTALS = "fault", "dropped", "totals"
-_KINDS = ("connect", "dns", "request")
+_KINDS = ("connect", "dns", "request", "ssh")
 _VERDICTS = ("allowed", "refused", "failed")
 
 # Passed to `on_line` after MOST_LIVE_LINES.

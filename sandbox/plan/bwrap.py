@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sandbox.plan.layers import INSIDE_ID
 from sandbox.plan.plan import (
+    AgentFolder,
     Bind,
     Dev,
     LaunchPlan,
@@ -15,6 +16,7 @@ from sandbox.plan.plan import (
     Text,
     Tmpfs,
 )
+from sandbox.spawn.order import AGENT_FOLDER
 from sandbox.spec import MemoryFile
 from sandbox.speed.typed import Iterable, Mapping
 from sandbox.speed.value import NamedTuple
@@ -119,6 +121,8 @@ def without_source(op: Operation, texts: Mapping[str, int]) -> tuple[str, ...]:
             return ("--ro-bind", "/dev/null", dest)
         case Proc(dest):
             return ("--proc", dest)
+        case AgentFolder(dest):
+            return ("--ro-bind", AGENT_FOLDER, dest)
         case Dev(dest):
             return ("--dev", dest)
         case ReadOnly(dest):

@@ -11,7 +11,9 @@ import stat
 from sandbox import look
 from sandbox.cache import fingerprint
 from sandbox.identity.host_side import host_side
+from sandbox.network import ssh as ssh_places
 from sandbox.network.egress import EgressPlan
+from sandbox.network.ssh import SshPlan
 from sandbox.paths import program as programs
 from sandbox.paths.access import require_access
 from sandbox.paths.denylist import Denylist
@@ -42,6 +44,7 @@ from sandbox.plan.plan import (
     missing_note,
 )
 from sandbox.plan.relocation import Relocation, relocate
+from sandbox.plan.ssh import plan_ssh
 from sandbox.policy.policy import Policy
 from sandbox.spec import Access, Denial, Grant, KeyPath, Note
 from sandbox.speed.scopes import contextmanager
@@ -113,7 +116,7 @@ def _compile(
     environ: Mapping[str, str],
     opened: dict[str, _OpenedPath],
 ) -> LaunchPlan:
-    egress = plan_egress(grant, policy)
+    egress, ssh = plan_egress(grant, policy), plan_ssh(grant, environ)
     relocation = relocate(request)
     wanted, state = _wanted(request, grant, relocation), _state_wanted(request, grant)
     overlaid = _overlaid(request, grant, state)
@@ -128,7 +131,7 @@ def _compile(
     folder = (request.root_inside if request.root_is_copy else request.root) or ""
     shown = tuple(_open_all(wanted, policy, denylist, opened, notes, folder))
     _judge_state(state, denylist)
-    env = _environment(request, grant, found)
+    env = _environment(request, grant, found, ssh)
     if request.state_link and any(want.path == request.state_dir for want in state):
         home, shown_at = dict(env).get("HOME", ""), [*opened, *(want.path for want in state)]
         link, untold = state_link(request, home, shown_at, links)
@@ -155,7 +158,7 @@ def _compile(
     shown = tuple(each._replace(state=states.get(each.path, each.state)) for each in shown)
 
     binds = _with_state_to_make(_binds(opened, staged), shown)
-    mounted = operations(request, grant, binds, links)
+    mounted = operations(request, grant, binds, links, ssh)
     directory = working_directory(request, binds, relocation)
     notes += _missing_notes(shown)
     notes += _mentions(request, grant, found, env, directory, mounted, denylist, environ)
@@ -175,6 +178,7 @@ def _compile(
         owners=owners,
         idmapped=tuple(_idmapped(owners, opened, {want.path for want in state}, staged)),
         egress=egress,
+        ssh=ssh,
         guards=guards,
         overlays=(
             *_overlays(request, overlaid),
@@ -619,7 +623,9 @@ def _refusal(want: _WantedPath, refused: SourceRefused) -> Denial:
     return denial
 
 
-def _environment(request: PlanRequest, grant: Grant, found: programs.Program) -> tuple[tuple[str, str], ...]:
+def _environment(
+    request: PlanRequest, grant: Grant, found: programs.Program, ssh: SshPlan | None
+) -> tuple[tuple[str, str], ...]:
     env: dict[str, str] = {}
     path = ":".join((*found.path_dirs, programs.SYSTEM_PATH))
     if not request.bare_environment:
@@ -630,6 +636,8 @@ def _environment(request: PlanRequest, grant: Grant, found: programs.Program) ->
         env = {"PATH": path}  # for scripts that start with #!/usr/bin/env
     env.update(found.env)
     env.update(grant.env)
+    if ssh is not None:
+        env["SSH_AUTH_SOCK"] = f"{ssh_places.FOLDER}/{ssh_places.SOCKET}"
     return tuple(sorted(env.items()))
 
 

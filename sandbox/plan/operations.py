@@ -8,6 +8,7 @@ from sandbox import look
 from sandbox.network.egress import DNS_ADDRESS
 from sandbox.paths.mounts import contains, join, relative
 from sandbox.plan.plan import (
+    AgentFolder,
     Bind,
     Dev,
     Mask,
@@ -19,9 +20,13 @@ from sandbox.plan.plan import (
     Text,
     Tmpfs,
 )
+from sandbox.plan.ssh import known_hosts_text
 from sandbox.spawn.order import FOLDERS_ROOT
 from sandbox.spec import Grant, MemoryFile
-from sandbox.speed.typed import Callable, Iterable, Iterator, Sequence
+from sandbox.speed.typed import TYPE_CHECKING, Callable, Collection, Iterable, Iterator, Sequence
+
+if TYPE_CHECKING:
+    from sandbox.network.ssh import SshPlan
 
 DEFAULT_TMP_BYTES = 64 << 20
 
@@ -60,6 +65,9 @@ _GROUP = b"root:x:0:\nnogroup:x:65534:\n"
 _HOSTS = b"127.0.0.1 localhost\n::1 localhost\n"
 
 
+# Where ssh looks whatever HOME is, and after the plugin's own file.
+_KNOWN_HOSTS = "/etc/ssh/ssh_known_hosts"
+
 # The gate answers at once, so there is one attempt: a plugin whose gate has ended must not wait long.
 _RESOLVER = f"nameserver {DNS_ADDRESS}\noptions timeout:5 attempts:1\n".encode()
 # Without a network, too: without resolv.conf programs ask 127.0.0.1; sandbox/cell/name_lookups.py answers.
@@ -67,7 +75,11 @@ _NSSWITCH = b"passwd: files\ngroup: files\nhosts: files dns\n"
 
 
 def operations(
-    request: PlanRequest, grant: Grant, binds: Sequence[Bind], links: Iterable[Symlink]
+    request: PlanRequest,
+    grant: Grant,
+    binds: Sequence[Bind],
+    links: Iterable[Symlink],
+    ssh: SshPlan | None = None,
 ) -> tuple[Operation, ...]:
     limits = grant.limits
     early = [bind for bind in binds if bind.dest in RUNTIME_TREES or bind.dest in RUNTIME_LINKS]
@@ -97,6 +109,7 @@ def operations(
         *(bind for bind in binds if bind not in early),
         *dict.fromkeys(concealed),
         *(Text(dest, content) for dest, content in _texts(grant) if dest not in covered),
+        *(() if ssh is None else _ssh_operations(ssh, covered)),
         *_scratch(grant),
         *grant.memory_files,  # after the scratch folder, which some are in
         ReadOnly("/"),
@@ -135,6 +148,13 @@ def _texts(grant: Grant) -> Iterator[tuple[str, bytes]]:
             yield from _copies(("/etc/services",))
         return
     yield from _copies(_NETWORK_FILES)
+
+
+def _ssh_operations(ssh: SshPlan, covered: Collection[str]) -> Iterator[Operation]:
+    yield AgentFolder()
+    # Where the plugin sees the host's own files, ssh has those.
+    if not any(contains(dest, _KNOWN_HOSTS) for dest in covered):
+        yield Text(_KNOWN_HOSTS, known_hosts_text(ssh))
 
 
 def _copies(paths: Iterable[str]) -> Iterator[tuple[str, bytes]]:

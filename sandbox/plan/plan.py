@@ -7,6 +7,7 @@ values of granted variables are in it, so a plan is as secret as they are.
 
 from __future__ import annotations
 
+from sandbox.network.ssh import FOLDER
 from sandbox.spec import Limits, MemoryFile, Note, SeccompProfile
 from sandbox.speed.typed import TYPE_CHECKING, Literal, Mapping, Sequence
 from sandbox.speed.value import NamedTuple
@@ -14,6 +15,7 @@ from sandbox.speed.value import NamedTuple
 if TYPE_CHECKING:
     from sandbox.identity.overlay import OpenOverlay
     from sandbox.network.egress import EgressPlan
+    from sandbox.network.ssh import SshPlan
     from sandbox.paths.file_identity import FileIdentity
     from sandbox.plan.layers import Layers
     from sandbox.plan.owners import Decision
@@ -79,8 +81,14 @@ class ReadOnly(NamedTuple):
     dest: str
 
 
+class AgentFolder(NamedTuple):
+    """The folder with the socket of the ssh agent. It is made at the launch (sandbox/spawn/agent.py)."""
+
+    dest: str = FOLDER
+
+
 # A MemoryFile is an operation too: its content comes with the launch (sandbox/cell/contents.py).
-Operation = Bind | Tmpfs | Text | MemoryFile | Symlink | Mask | Proc | Dev | ReadOnly
+Operation = Bind | Tmpfs | Text | MemoryFile | Symlink | Mask | Proc | Dev | ReadOnly | AgentFolder
 
 
 class ShownPath(NamedTuple):
@@ -146,6 +154,7 @@ class LaunchPlan(NamedTuple):
     egress: EgressPlan | None = None  # what the gate lets through; None: there is no gate
     guards: tuple[Guard, ...] = ()  # in the order in which they are mounted
     overlays: tuple[Overlay, ...] = ()
+    ssh: SshPlan | None = None  # what its ssh agent serves; None: it has none
 
     def without_overlays(self, why: str) -> LaunchPlan:
         """The same with read-only binds, for a machine that cannot mount overlays."""

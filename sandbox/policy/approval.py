@@ -7,6 +7,7 @@ checked against those. The denylist, the limits and the layers stay as they are.
 from __future__ import annotations
 
 from sandbox.network.credentials import hidden_name
+from sandbox.network.ssh import is_key
 from sandbox.paths.denied_paths import lexical_fault, normal
 from sandbox.policy.policy import ApprovalRule, Policy, admits, host_matches, is_loopback, matches, steers
 from sandbox.spec import (
@@ -38,6 +39,7 @@ def requested_approval(spec: SandboxSpec, *, project: bool = False) -> Approval:
         project="read" if project else "none",
         staged=spec.staged,
         hide=spec.hide,
+        ssh=spec.ssh,
     )
 
 
@@ -54,6 +56,7 @@ def join_approvals(one: Approval, other: Approval) -> Approval:
         project="read" if "read" in (one.project, other.project) else "none",
         staged=one.staged or other.staged,
         hide=tuple(dict.fromkeys((*one.hide, *other.hide))),
+        ssh=tuple(dict.fromkeys((*one.ssh, *other.ssh))),
     )
 
 
@@ -69,6 +72,7 @@ def subtract_approval(approval: Approval, other: Approval) -> Approval:
         seccomp="strict" if approval.seccomp == other.seccomp else approval.seccomp,
         project="none" if approval.project == other.project else approval.project,
         hide=tuple(each for each in approval.hide if each not in other.hide),
+        ssh=tuple(each for each in approval.ssh if each not in other.ssh),
     )
 
 
@@ -86,6 +90,7 @@ def limit_approval(approval: Approval, rule: ApprovalRule) -> Approval:
         project=approval.project if rule.project == "read" else "none",
         staged=approval.staged,
         hide=tuple(each for each in approval.hide if matches(rule.env, hidden_name(each))),
+        ssh=tuple(each for each in approval.ssh if is_key(each) or _may_approve(each, rule)),
     )
 
 
@@ -115,4 +120,5 @@ def raise_ceilings(policy: Policy, approval: Approval) -> Policy:
         ),
         project="read" if "read" in (policy.project, approval.project) else "none",
         hide=(*policy.hide, *approval.hide),
+        ssh=(*policy.ssh, *approval.ssh),
     )

@@ -118,6 +118,11 @@ def grant(
         credentials, authorities = find_credentials(
             asked, policy, network, denials, caged=not unsandboxed, literals=literals, unapproved=unapproved
         )
+    ssh: tuple[str, ...] = ()
+    if said.ssh or policy.ssh or spec.ssh:
+        from sandbox.policy.ssh import find_ssh
+
+        ssh = find_ssh((*said.ssh, *policy.ssh), spec.ssh, policy, network, denials, caged=not unsandboxed)
     hidden = tuple(credential.name for credential in credentials)
     env = _env(spec, policy, environ, said, denials, bare_environment, hidden)
     seccomp = _seccomp(spec, policy, where.get("seccomp", ()), denials)
@@ -140,6 +145,7 @@ def grant(
         staged=staged,
         credentials=credentials,
         authorities=authorities,
+        ssh=ssh,
     )
 
 

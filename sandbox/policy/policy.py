@@ -250,6 +250,7 @@ class Policy(NamedTuple):
     approvals: ApprovalRule = ApprovalRule()
     credentials: tuple[CredentialRule, ...] = ()
     hide: tuple[str, ...] = ()  # what a person hides from this plugin, by an approval
+    ssh: tuple[str, ...] = ()  # with which keys a person lets it log in, and where, by an approval
     move_host: bool = False  # whether other processes of our delegated unit may be moved to a group below it
     # The most that one plugin may take of each number that the whole machine shares; above 0, up to 1.
     machine_share: float = 0.25

@@ -21,6 +21,7 @@ import struct
 
 from sandbox.spawn import reaper
 from sandbox.spawn.order import (
+    AGENT,
     FOLDERS_ROOT,
     LEAVE,
     MEET_GATE,
@@ -166,7 +167,7 @@ def _make_folders(order: SpawnOrder, libc: Libc) -> None:
     Called after root's file system uid was dropped: in a user namespace nobody can write to a file of a uid
     that has no mapping.
     """
-    if not order.folders and not order.mounts and not order.binds:
+    if not order.folders and not order.mounts and not order.binds and order.agent is None:
         return
     ids = f"uid={order.uid},gid={order.gid}"
     _mount_tmpfs(libc, FOLDERS_ROOT, f"size=64k,mode=755,{ids}")
@@ -232,6 +233,8 @@ def _wait_for_all(program: int, order: SpawnOrder, account: int, reaper_file: in
     held = {0, 1, 2, *order.keep, *order.cgroups.files, *mounts, *order.stdio}
     if order.observer is not None:
         held.add(order.observer.channel)
+    if order.agent is not None:
+        held.add(order.agent.channel)
     for fd in held - {order.ending, *order.hold}:
         os.close(fd)
     scratch = "" if order.scratch < 0 else folder_path(order.scratch)
@@ -337,6 +340,8 @@ def _close_others(order: SpawnOrder, libc: Libc, numbers: SyscallNumbers, own: C
         held.add(order.network.channel)
     if order.observer is not None:
         held.add(order.observer.channel)
+    if order.agent is not None:
+        held.add(order.agent.channel)
     held.update(fd for fd, _ in (*order.mounts, *order.binds))  # closed by the exec
     kept = sorted(fd for fd in held if fd > 2)
     low = 3
@@ -376,9 +381,16 @@ def _program_stages(order: SpawnOrder, libc: Libc, born_inside: bool) -> Sequenc
 
             install_filter(libc, order.observer)
 
+    def be_served() -> None:
+        if order.agent is not None:
+            from sandbox.spawn.agent import make_agent_socket  # loaded before the clone
+
+            make_agent_socket(order.agent)
+
     return (
         ("drop root's access to files", lambda: _drop_root_file_access(order, libc)),
         ("make its temporary folders", lambda: _make_folders(order, libc)),
+        (AGENT, be_served),
         (OVERLAY, lambda: _mount_overlays(order, libc)),
         *(
             (f"guard {each.path[-60:]!a} in a writable folder", lambda each=each: _guard(libc, each))

@@ -53,6 +53,8 @@ class NetworkOrder(NamedTuple):
 # Temporary folders are mounted here, and bwrap binds them from here: bwrap can limit the size of a tmpfs, but
 # not its inodes. The mounts exist only in the mount namespace of the cell's init, where nothing reads /sys.
 FOLDERS_ROOT = "/sys"
+AGENT_FOLDER = f"{FOLDERS_ROOT}/agent"
+AGENT_READY = b"g"
 
 # The last message of the cell's init. It is written by a program that only copies what the kernel returns
 # (sandbox/spawn/reaper.py): bwrap's wait status, whether the deadline passed, the result of statfs(2); struct
@@ -124,6 +126,9 @@ OBSERVE = "install the filter of runner learn"
 # The step that mounts overlays. Without it their folders are read-only.
 OVERLAY = "mount an overlay"
 
+# The step that makes the socket of the ssh agent, and waits for who serves it.
+AGENT = "be served by the ssh agent"
+
 
 class NetworkFault(OSError):
     """A step of making the plugin's network was refused. `step` names it."""
@@ -174,6 +179,14 @@ class ObserverOrder(NamedTuple):
     channel: int  # takes the filter's listener, to the observer
 
 
+class AgentOrder(NamedTuple):
+    """The socket of the ssh agent in the cage (sandbox/spawn/agent.py)."""
+
+    name: str  # of the socket, in AGENT_FOLDER
+    channel: int  # takes the socket, to the process that serves it
+    until: float | None = None  # as in NetworkOrder
+
+
 class SpawnOrder(NamedTuple):
     """All inputs of a child, decided before the clone: nothing is looked up afterwards."""
 
@@ -203,6 +216,7 @@ class SpawnOrder(NamedTuple):
     overlays: tuple[OverlayOrder, ...] = ()  # their numbers come last
     network: NetworkOrder | None = None  # None: bwrap makes the network namespace, or there is none
     observer: ObserverOrder | None = None
+    agent: AgentOrder | None = None
 
 
 def folder_path(number: int) -> str:

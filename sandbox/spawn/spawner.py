@@ -139,6 +139,8 @@ def _load_steps(order: SpawnOrder) -> None:
         from sandbox.spawn import guards as guards
     if order.observer is not None:
         from sandbox.spawn import observer as observer
+    if order.agent is not None:
+        from sandbox.spawn import agent as agent
 
 
 def _open_reaper_file(order: SpawnOrder) -> int:

@@ -83,6 +83,8 @@ def _unset() -> dict[str, Any]:
         "config": None,
         "staged": False,
         "hide": [],
+        "ssh_key": [],
+        "ssh_host": [],
     }
 
 

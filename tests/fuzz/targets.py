@@ -14,6 +14,7 @@ import itertools
 import json
 import re
 import tomllib
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,6 +46,18 @@ from runner.protocol.header_frames import header_frame
 from runner.protocol.https.failure import FetchFailed
 from runner.protocol.https.request import parse_url
 from runner.protocol.wire import WireFault, decode, encode, message
+from sandbox.broker.agent.filter import AgentConversation, AgentRules, HostKey
+from sandbox.broker.agent.host_key import load_verifier, read_kind
+from sandbox.broker.agent.known_hosts import KnownHosts
+from sandbox.broker.agent.messages import (
+    Fields,
+    Malformed,
+    read_identities,
+    read_log_in,
+    read_sign_request,
+    read_signature,
+    string,
+)
 from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.document.edit.change import Change, DropFirst, Prepend, RenameKeys, SetWord, same
 from sandbox.document.edit.edit import edit_text, read_spans
@@ -63,6 +76,7 @@ from sandbox.speed import codec
 from sandbox.units import parse_limit
 from tests.runner.contracts.test_call_and_inspect import TABLES, Stream, Talk, _plugin, body
 from tests.runner.oci.servers import tar_of
+from tests.sandbox.broker.agent.keys import ed25519_key, log_in, session_bind, sign_request
 from tests.sandbox.network.test_http_connection import ANSWERS as HTTP_ANSWERS
 from tests.sandbox.network.test_http_connection import ROWS as HTTP_REQUESTS
 from tests.sandbox.network.test_http_connection import make as make_http
@@ -613,6 +627,64 @@ def _oci_examples() -> Iterator[bytes]:
     yield artifact.add_to_index(None, artifact.Descriptor(artifact.SIGNATURE, digest, 2))
 
 
+# --- ssh ----------------------------------------------------------------------------------------------------
+
+_SSH_HOST, _SSH_KEY, _SSH_SESSION = ed25519_key(b"h" * 32), ed25519_key(b"k" * 32), b"s" * 32
+_SSH_RULES = AgentRules(
+    {_SSH_KEY.blob: "own"}, {_SSH_HOST.blob: HostKey("git.example.com", load_verifier(_SSH_HOST.blob))}
+)
+
+
+def _ssh(data: bytes) -> object:
+    """Messages of a client, each behind its length. Only a log-in in the host's own session is asked for."""
+    talk = AgentConversation(_SSH_RULES)
+    told: list[str] = []
+    while len(data) >= 4 and len(told) < 64:
+        end = 4 + int.from_bytes(data[:4])
+        decision = talk.decide(data[4:end])
+        if decision.request:
+            assert decision.request[4:] == data[4:end]
+            log_in = read_log_in(read_sign_request(Fields(data[5:end])).data)
+            assert (log_in.session, log_in.key) == (_SSH_SESSION, _SSH_KEY.blob)
+        assert bool(decision.answer) != bool(decision.request)
+        told.append(decision.reason or "done")
+        data = data[end:]
+    for read in (read_identities, read_signature):
+        with contextlib.suppress(Malformed):
+            read(data)
+    return told
+
+
+def _ssh_examples() -> Iterator[bytes]:
+    bind = string(session_bind(_SSH_HOST, _SSH_SESSION))
+    for host_key in (None, _SSH_HOST.blob):
+        signed = log_in(_SSH_SESSION, _SSH_KEY.blob, host_key=host_key)
+        yield bind + string(sign_request(_SSH_KEY.blob, signed)) + string(b"\x0b")
+    yield bind + bind + string(b"\x13")
+
+
+def _known_hosts(data: bytes) -> object:
+    known = KnownHosts([data])
+    found = [known.keys(host, port) for host, port in (("a.example.com", 22), ("a.example.com", 2222))]
+    for key in found[0][:3]:
+        read_kind(key)
+        assert (
+            KnownHosts([data, b"\n@revoked * x " + b64encode(key)]).keys("a.example.com", 22).count(key) == 0
+        )
+    return [len(keys) for keys in found], known.has_authority("a.example.com", 22)
+
+
+def _known_hosts_examples() -> Iterator[bytes]:
+    line = b"ssh-ed25519 " + b64encode(_SSH_HOST.blob)
+    for hosts in (
+        b"a.example.com,b",
+        b"[*.example.com]:2222,!b",
+        b"|1|F1E1KeoE/eEWhi10WpGv4OdiO6Y=|YQ==",
+        b"*",
+    ):
+        yield hosts + b" " + line + b" c\n@revoked x " + line[:-8] + b"\n@cert-authority * " + line
+
+
 TARGETS: dict[str, Target] = {
     "lines": Target(
         _framing(LineFraming(20), LineFraming(3, 2)),
@@ -659,4 +731,6 @@ TARGETS: dict[str, Target] = {
         lambda: (json.dumps(_SIGNED).encode(), b"acme " + b"A" * 43 + b"= me\n# x\n"),
     ),
     "oci": Target(_oci, (), _oci_examples),
+    "ssh": Target(_ssh, (), _ssh_examples),
+    "known-hosts": Target(_known_hosts, (), _known_hosts_examples),
 }

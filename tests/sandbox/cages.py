@@ -123,6 +123,7 @@ def cage(given: dict[str, Any]) -> Iterator[Any]:
         denials=(),
         scratch=Scratch(given["scratch"]) if given.get("scratch") else None,
         memory_files=tuple(MemoryFile(*file) for file in given.get("memory_files", ())),
+        ssh=tuple(given.get("ssh", ())),
     )
     contents = Contents(
         *({name: os.fsencode(text) for name, text in part.items()} for part in given.get("contents", ()))
@@ -134,7 +135,7 @@ def cage(given: dict[str, Any]) -> Iterator[Any]:
     bwrap = shutil.which("bwrap", path="/usr/local/bin:/usr/bin:/bin")
     assert bwrap is not None
     layers = available_layers(grant, policy, bwrap, can_join_keyring=False)
-    environ = {"PATH": given["search_path"]}
+    environ = {"PATH": given["search_path"], "HOME": os.environ["HOME"]}
     with (
         open_plan(PlanRequest(**asked), grant, policy, layers, Denylist(read_mounts()), environ) as plan,
         start_unsandboxed(plan.plan) if given["bare"] else launch(plan, owner, bwrap, None, contents) as cell,
@@ -181,7 +182,7 @@ def order(
     seccomp: SeccompProfile = "default",
     **more: Any,
 ) -> dict[str, Any]:
-    """The input of `cage`, as JSON. `more`: limits, scratch, memory_files, contents."""
+    """The input of `cage`, as JSON. `more`: limits, scratch, memory_files, contents, ssh."""
     return {
         **more,
         "request": asked._asdict(),

@@ -15,6 +15,7 @@ from runner.cli.approving.tool_changes import ask_about_remote
 from runner.cli.shared import text as printing
 from runner.cli.shared.command import NET_HELP, command_of, network_of, path_of
 from runner.cli.shared.hiding import HIDE_HELP, hide_of, with_hidden_hosts
+from runner.cli.shared.logging_in import add_ssh, ssh_of, with_ssh_hosts
 from runner.cli.shared.options import (
     add_config,
     add_contract_options,
@@ -58,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         more.add_argument(option, metavar=metavar, action="append", default=[], help=about)
     more.add_argument("--hide", metavar="NAME[@HOST]", action="append", default=[], help=HIDE_HELP)
+    add_ssh(more)
     more.add_argument(
         "--staged",
         action="store_true",
@@ -133,7 +135,8 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(f"{' and '.join(chosen)}: leave all but one of them out")
     if args.json and not args.list:
         raise ValueError("--json: it goes with --list")
-    more = [f"--{each}" for each in ("read", "write", "net", "env", "hide", "staged") if getattr(args, each)]
+    words = ("read", "write", "net", "env", "hide", "ssh_key", "ssh_host", "staged")
+    more = [f"--{each.replace('_', '-')}" for each in words if getattr(args, each)]
     if more and chosen:
         raise ValueError(f"{more[0]}: it does not go with {chosen[0]}")
     is_command = args.name is not None or args.arguments
@@ -181,7 +184,7 @@ def _invocation(args: argparse.Namespace) -> Invocation:
             wrapped=None,
             env_file=None,
             env=[word for word in args.env if "=" in word],
-            **{each: [] for each in ("read", "write", "net", "hide")},
+            **{each: [] for each in ("read", "write", "net", "hide", "ssh_key", "ssh_host")},
         )
         return Invocation("", policy=args.policy, command=command_of(words))
     return Invocation(
@@ -202,8 +205,8 @@ def _added_approval(args: argparse.Namespace) -> Approval:
             raise ValueError(
                 f"--env {name}: write the name of a variable; its value is passed on at each launch"
             )
-    hide = hide_of(args.hide)
-    network = with_hidden_hosts(network_of(args.net), hide)
+    hide, ssh = hide_of(args.hide), ssh_of(args)
+    network = with_ssh_hosts(with_hidden_hosts(network_of(args.net), hide), ssh)
     names = [name for name in args.env if "=" not in name]
     return Approval(
         read=tuple(dict.fromkeys(path_of("--read", word) for word in args.read)),
@@ -214,6 +217,7 @@ def _added_approval(args: argparse.Namespace) -> Approval:
         steering=tuple(dict.fromkeys(name for name in names if steers(name))),
         staged=args.staged,
         hide=hide,
+        ssh=ssh,
     )
 
 

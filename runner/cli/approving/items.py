@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from runner.launch.advice.places import WIDE_PATHS
+from sandbox.network.ssh import is_key
 from sandbox.paths.mounts import contains
 from sandbox.policy.credentials import looks_secret
 from sandbox.policy.policy import is_loopback, private_fault, steers
@@ -14,7 +15,7 @@ from sandbox.units import format_limit
 
 
 class AskedItem(NamedTuple):
-    kind: str  # read, write, staged, network, host, variable, hidden, seccomp, project, limit
+    kind: str  # read, write, staged, network, host, variable, hidden, ssh, seccomp, project, limit
     what: str
     unusual: str = ""  # why it stands out; empty: it does not
 
@@ -36,6 +37,9 @@ def items_of(approval: Approval, homes: Sequence[str] = (), project: str = "") -
     for each in approval.hide:
         name, _, host = each.partition("@")
         found.append(AskedItem("hidden", name, f"its value goes to {host or 'the hosts above'} only"))
+    for each in approval.ssh:
+        what = "it logs in with this key of yours" if is_key(each) else "it logs in at this host as you"
+        found.append(AskedItem("ssh", each, what))
     if approval.project != "none":
         found.append(AskedItem("project", project or "the folder it works on", _of_path(project, homes)))
     return tuple(sorted(found, key=lambda item: not item.unusual))

@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from runner.cli.shared.hiding import hide_of, with_hidden_hosts
+from runner.cli.shared.logging_in import ssh_of, with_ssh_hosts
 from runner.contracts.configurations import PLUGIN_PREFIX, WRAP_FORMAT, EntryFound, WrappedEntry
 from runner.launch.command import Command
 from sandbox.document.diagnostic import printable
@@ -101,7 +102,7 @@ def command_of(
     if args.env_file is not None and not (wrapped and args.env_file):
         raise ValueError("--env-file: only runner wrap writes it; use --env NAME=VALUE")
     variables = _plugin_variables(environ) if wrapped else {}
-    hide = hide_of(args.hide)
+    hide, ssh = hide_of(args.hide), ssh_of(args)
     if not name and any(STATE_DIR_TOKEN in word for word in (*args.arguments, *args.env)):
         raise ValueError(f"{STATE_DIR_TOKEN}: only a command with a --name has a state directory")
     return Command(
@@ -111,8 +112,9 @@ def command_of(
         file=file,
         spec=SandboxSpec(
             paths=tuple(dict.fromkeys(paths)),
-            network=with_hidden_hosts(network_of(args.net), hide),
+            network=with_ssh_hosts(with_hidden_hosts(network_of(args.net), hide), ssh),
             hide=hide,
+            ssh=ssh,
             env=tuple({**_variables(args.env, environ, found), **variables}.values()),
         ),
         named_directory=args.cwd is not None or args.project is not None,

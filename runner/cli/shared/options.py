@@ -6,6 +6,7 @@ import os
 import stat
 
 from runner.cli.shared.hiding import HIDE_HELP, hide_of
+from runner.cli.shared.logging_in import add_ssh, ssh_of
 from runner.contracts.registry import (
     all_contracts,
     command_contract,
@@ -63,6 +64,7 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
         help="keep what it writes apart, until runner apply takes it",
     )
     parser.add_argument("--hide", metavar="NAME[@HOST]", action="append", default=[], help=HIDE_HELP)
+    add_ssh(parser)
     add_limits(parser)
     parser.set_defaults(arguments=[])
 
@@ -384,7 +386,7 @@ def invocation_of(args: argparse.Namespace) -> Invocation:
         state_dir=args.state_dir,
         args=tuple(args.arguments),
         overrides=Overrides(
-            tuple(env), tuple(names), limits_of(args.limits), args.staged, hide_of(args.hide)
+            tuple(env), tuple(names), limits_of(args.limits), args.staged, hide_of(args.hide), ssh_of(args)
         ),
         options=contract_options_of(args),
         config=config_of(args.config),

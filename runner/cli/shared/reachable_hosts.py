@@ -11,6 +11,7 @@ from sandbox.network.addresses import vet
 from sandbox.network.credentials import Credential, hidden_name
 from sandbox.network.egress import EgressLimits
 from sandbox.network.rules import HostRule, covers, parse_rule
+from sandbox.network.ssh import hosts_of, keys_of
 from sandbox.policy.policy import NetworkRule, host_matches, is_loopback
 from sandbox.spec import LITERAL, Denial, names_policy_hosts
 from sandbox.units import format_duration, format_size
@@ -54,6 +55,7 @@ def network_lines(stage: Stage | None) -> Iterator[str]:
         never = f"; NEVER DIALLED: it {fault}" if fault else ""
         yield f"  {host.ljust(width)}  asked by the {by}, allowed by {allowed}{never}"
     yield from _credential_lines(decided)
+    yield from _ssh_lines(decided)
     for denial in _denials(decided):
         yield f"  REFUSED {denial.asked}: {denial.reason}; {denial.hint}"
     if granted.mode in ("allowlist", "open"):
@@ -79,6 +81,18 @@ def _credential_lines(decided: Decided) -> Iterator[str]:
             by = "the command line"
         source = _sources(each)
         yield f"  {each.name} is a placeholder; its value ({source}) goes to {', '.join(each.hosts)}, by {by}"
+
+
+def _ssh_lines(decided: Decided) -> Iterator[str]:
+    """With which keys it logs in at which hosts, and by whose word."""
+    ssh, by = decided.grant.ssh, "the command line"
+    if set(ssh) <= set(decided.approval.ssh) and decided.approved_at:
+        by = "your approval"
+    elif not set(ssh) & {*decided.approval.ssh, *decided.loaded.invocation.overrides.ssh}:
+        by = "the manifest"
+    if ssh:
+        yield f"  it logs in at {', '.join(hosts_of(ssh))}, by {by},"
+        yield f"    with {', '.join(keys_of(ssh))} of your ssh agent"
 
 
 def _sources(credential: Credential) -> str:
@@ -147,4 +161,5 @@ def _allowing(rule: NetworkRule, host: HostRule) -> str:
 
 
 def _denials(decided: Decided) -> list[Denial]:
-    return [denial for denial in decided.grant.denials if denial.rule.startswith(("network_", "credential"))]
+    kinds = ("network_", "credential", "ssh")
+    return [denial for denial in decided.grant.denials if denial.rule.startswith(kinds)]

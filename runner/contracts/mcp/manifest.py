@@ -394,6 +394,7 @@ def _spec(faults: Faults, sandbox: Table, env: list[EnvRequest], home: str) -> S
         ),
         network=_network(faults, sandbox),
         hide=sandbox_request.hidden(faults, sandbox.strings("hide")),
+        ssh=sandbox_request.ssh(faults, sandbox.strings("ssh-keys"), sandbox.strings("ssh-hosts")),
         env=tuple(env),
         seccomp=seccomp,
         limits=limits,

@@ -55,6 +55,14 @@ class XSandboxTable(_Table):
         default=None,
         description='Variables it uses and does not get: "NAME@HOST". A placeholder stands for the value.',
     )
+    ssh_keys: list[str] | None = Field(
+        default=None,
+        alias="ssh-keys",
+        description="Fingerprints of keys of your ssh agent that it logs in with: SHA256:…",
+    )
+    ssh_hosts: list[str] | None = Field(
+        default=None, alias="ssh-hosts", description="Where it logs in with them: git.example.com"
+    )
     staged: bool | None = Field(
         default=None, description="Keep what it writes apart, until runner apply takes it."
     )

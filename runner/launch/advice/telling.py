@@ -27,7 +27,7 @@ class HostTeller:
 
     def advice(self, line: AuditLine) -> Advice | None:
         """What to tell people about a host that was refused or not reached, the first time; else None."""
-        key = line.name, line.port, line.verdict
+        key = line.name, line.port, line.reason if line.kind == "ssh" else line.verdict
         if line.verdict not in ("refused", "failed") or key in self._told or len(self._told) > MOST_TOLD:
             return None
         from runner.launch.advice.advice import host_advice

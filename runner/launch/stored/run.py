@@ -82,8 +82,14 @@ def _plan_classes(plain: Any) -> tuple[type[tuple[Any, ...]], ...]:
         from sandbox.network.egress import EgressLimits, EgressPlan
 
         egress = EgressLimits, EgressPlan, BrokerPlan, Credential
+    ssh: tuple[type[tuple[Any, ...]], ...] = ()
+    if plain[1][1 + plan.LaunchPlan._fields.index("ssh")] is not None:
+        from sandbox.network.ssh import SshHost, SshPlan
+
+        ssh = SshHost, SshPlan, plan.AgentFolder
     return (
         *egress,
+        *ssh,
         *(Provision, AssignedLimits, AssignedLimit, Shares, Site, Hierarchy, Layer, Layers),
         *(plan.LaunchPlan, plan.ShownPath, FileIdentity, Limits, Note),
         *(plan.Bind, plan.Tmpfs, plan.Text, plan.Symlink, plan.Mask, plan.Proc, plan.Dev, plan.ReadOnly),

@@ -32,7 +32,6 @@ from runner.ledger.rows import Delivery, InvocationRow
 from runner.outcome import EXIT, USAGE_ERROR
 from runner.protocol.calls import CallRequest
 from runner.protocol.dialect import Refusal
-from sandbox.network.http_connection import HttpConnection
 from runner.serve import connections, daemon, listen, room
 from runner.serve import door as door_module
 from runner.serve.alerts import Alerts
@@ -47,6 +46,7 @@ from runner.serve.refusal import STATUS, Refused
 from runner.serve.routes import Routes
 from runner.serve.service_manager import Notifier, take_sockets, watchdog_seconds
 from runner.session import account
+from sandbox.network.http_connection import HttpConnection
 from tests.conftest import ROOT, SPARE_UID, Caller
 from tests.runner.serve.house import GET, TOKEN, answer, audited, code, house, request, status
 from tests.runner.serve.shelf import put_example

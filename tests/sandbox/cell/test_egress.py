@@ -13,7 +13,8 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
-from sandbox.cell.egress import GateMeter, GateProcess
+from sandbox.cell.beside import AuditMeter
+from sandbox.cell.egress import GateProcess
 from sandbox.spawn.order import NetworkOrder, NetworkRecipe
 from tests import elsewhere
 from tests.conftest import Caller
@@ -380,7 +381,7 @@ def test_the_end_of_the_gate_is_noticed_once() -> None:
     order = NetworkOrder(NetworkRecipe((), ()), -1, "")
     with socket.socket() as channel:
         gate = GateProcess(os.getpid(), read, -1, order, cast(Any, channel))
-    meter = GateMeter(gate)
+    meter = AuditMeter(gate)
     os.write(write, b'{"kind":"dns","name":"example.com","port":0,"verdict":"allowed"}\n')
     assert meter.look(dict(meter.interest()), 0.0) is None
     assert ([line.name for line in gate.log.lines], gate.log.gate_ended_early) == (["example.com"], False)

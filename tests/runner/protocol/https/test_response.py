@@ -6,10 +6,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from sandbox.network.http_connection import MOST_CHUNK_LINE_BYTES, MOST_HEADER_LINES
 from runner.protocol.https.failure import FetchFailed, Kind
 from runner.protocol.https.request import MOST_HEAD_BYTES, HttpsRequest, parse_url, write_request
 from runner.protocol.https.response import HttpsResponse, ResponseReader
+from sandbox.network.http_connection import MOST_CHUNK_LINE_BYTES, MOST_HEADER_LINES
 
 MOST = 32  # bytes of a body
 OK = b"HTTP/1.1 200 OK\r\n"
