@@ -92,8 +92,10 @@ def run_broker(
         hosts = hosts_of([parse_rule(host) for host in plan.hosts])
         authority, own = fork_authority(hosts, ready, (channel, alive))
         os.close(ready)
+        # The launch waits for the certificate. So this process waits too, and leaves it the processors.
+        chain = _read_all(own)
         broker = PluginBroker(plan, hidden)
-        broker.load(authority, own)
+        broker.load(authority, chain)
         cpu_limiter = CpuLimiter(cores, seconds, alive)
         program = broker_filter(machine_arch())
         descriptors = MOST_CONNECTIONS * _FDS_PER_CONNECTION + _MORE_FDS
@@ -118,13 +120,12 @@ class PluginBroker:
         self._channel: socket.socket | None = None
         self._leaving = False
 
-    def load(self, authority: int, own: int) -> None:
+    def load(self, authority: int, chain: bytes) -> None:
         """Load what needs files: the certificate for the plugin, and the roots of servers."""
         from sandbox.broker.connection import Surroundings
         from sandbox.broker.tls import make_plugin_context, make_server_context, rehearse
 
         server_tls = make_server_context(self._authorities)
-        chain = _read_all(own)
         if not chain or os.waitpid(authority, 0)[1]:
             raise ConfinementError("the certificates could not be made")
         plugin_tls = make_plugin_context(chain)

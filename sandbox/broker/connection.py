@@ -9,7 +9,7 @@ from typing import NamedTuple
 import h11
 
 from sandbox.broker.exchange import Ends, Exchange, Record, read_event
-from sandbox.broker.stream import Stream, StreamBroken, StreamCut, TimeSpent, TlsRefused
+from sandbox.broker.stream import Stream, StreamBroken, TimeSpent, TlsRefused
 from sandbox.broker.tasks import Tasks
 from sandbox.broker.terms import BrokerTerms, HostTerms, Refused
 from sandbox.broker.tls import PluginTls
@@ -221,17 +221,20 @@ class Connection:
             raise self._describe(error) from None
         except TimeSpent:
             raise Refused(f"got no whole request within {HEAD_SECONDS:g} seconds", status=408) from None
-        except StreamCut:
-            event = None
+        except StreamBroken:
+            if self._ends.up.trailing_data[0]:
+                raise
+            event = None  # it was closed between requests
         if not isinstance(event, h11.Request):
             self._record = None
-            return False  # the plugin has ended the connection
+            return False
         record.method = event.method.decode("ascii")[:32]
         record.path = terms.show_path(event.target)
         outgoing = terms.judge(event)
-        record.rule, record.credentials = outgoing.rule, outgoing.credentials
+        record.rule = outgoing.rule
         if self._server_fault:
             raise Refused(self._server_fault, status=502, verdict="failed")
+        record.credentials = outgoing.credentials
         exchange = Exchange(self._tasks, self._task, self._ends, terms, outgoing, record)
         exchange.leaving = self._leaving
         self._exchange = exchange

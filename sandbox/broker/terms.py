@@ -96,6 +96,11 @@ class BrokerTerms:
         for each in hidden:
             check_value(each)
         self._credentials = [(each, tuple(map(parse_rule, each.hosts))) for each in plan.credentials]
+        every = [rule for _, rules in self._credentials for rule in rules]
+        if any(rule.kind == "any" for rule in self.hosts) or any(rule.methods is not None for rule in every):
+            raise ValueError("a credential is for hosts that are named")
+        if any(rule.methods is None for rule in self.requests):
+            raise ValueError("a rule about requests has no methods")
         # In a path, the value and its placeholder are nobody's business.
         self.shown = blanked(text for each in hidden for text in (each.value, each.placeholder))
 

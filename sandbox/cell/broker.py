@@ -74,6 +74,11 @@ class BrokerProcess:
             operations=_with_bundle(plan.operations, bundle),
         )
 
+    def dismiss(self) -> None:
+        """Tell the broker that the plugin has ended: nobody reads the answers any more."""
+        with suppress(BrokenPipeError):
+            os.write(self._alive, b".")
+
     def close(self) -> None:
         """End the broker, and reap it. The gate has ended, and with it every connection: nothing is left to
         deliver."""

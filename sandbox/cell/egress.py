@@ -21,6 +21,7 @@ from sandbox.speed.signals import signal
 from sandbox.speed.typed import TYPE_CHECKING, Callable, Iterator, NoReturn
 
 if TYPE_CHECKING:
+    from sandbox.cell.broker import BrokerProcess
     from sandbox.spec import Limits
 
 # How long the gate may take to deliver what a plugin had sent when it ended. Resolving and connecting are
@@ -29,6 +30,8 @@ DELIVERY_SECONDS = 5.0
 
 
 class GateProcess(AuditedProcess):
+    broker: BrokerProcess | None = None  # to which it hands connections
+
     def __init__(
         self, pid: int, audit_fd: int, alive: int, order: NetworkOrder, channel: _socket.socket
     ) -> None:
@@ -41,6 +44,8 @@ class GateProcess(AuditedProcess):
         self.close_channel()
         with suppress(BrokenPipeError):
             os.write(self._alive, b".")
+        if self.broker is not None:
+            self.broker.dismiss()
 
 
 @contextmanager

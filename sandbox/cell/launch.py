@@ -185,6 +185,7 @@ def _launch_in_network(
         gate = stack.enter_context(open_gate(plan.egress, uids, bounds.launch, limits, forget, door))
         if broker is not None:  # now: until here its first act and the gate's had time
             open_plan = open_plan._replace(plan=broker.dress(plan))
+            gate.broker = broker
         yield stack.enter_context(
             _launch(open_plan, owner, bwrap_path, bounds, contents, gate, observer, agent)
         )

@@ -81,8 +81,9 @@ class Desk:
         ran = self.plugin(hosts, *command, options=HIDE, more_policy=self.more, environ={"OUTSIDE": VALUE})
         assert ran.process.returncode == 0, ran.process.stderr
         everything = f"{ran.stdout}{ran.process.stderr}{json.dumps(ran.report)}"
+        kept = b"".join(path.read_bytes() for path in self.plugin.caller.home.rglob("*") if path.is_file())
         for form in forms(VALUE):
-            assert form not in everything
+            assert form not in everything and form.encode() not in kept
         return ran
 
     def seen(self) -> list[dict[str, Any]]:
@@ -203,6 +204,48 @@ r.urlopen(r.Request("https://api.example.com/headers", headers={"X-Token": os.en
 print("asked", flush=True)
 sys.stdin.read()
 """
+
+
+def test_rules_about_requests(desk: Desk) -> None:
+    """Also without a credential, and in clear text. What no rule has is answered in the server's place."""
+    places = [
+        *(
+            ("GET", "/headers/repos/acme/x"),
+            ("GET", "/headers/repos/acme"),
+            ("GET", "/headers/repos/acme/a/../../x"),
+        ),
+        *(
+            ("POST", "/headers/repos/acme/x"),
+            ("GET", "/headers/repos/acme/%2e%2e/x"),
+            ("GET", "/headers/repos/other"),
+        ),
+    ]
+    rule = "GET,HEAD api.example.com:80,443/headers/repos/acme/**"
+    for scheme in ("https", "http"):
+        asked = [(f"{scheme}://api.example.com{path}", method, {}) for method, path in places]
+        answers = desk.ask(*asked, hosts=(rule, HOSTS[1]))
+        assert [status for status, _ in answers] == [200, 403, 403, 403, 403, 403], answers
+        assert "repos/acme/**" in answers[3][1]
+        assert [each["line"] for each in desk.seen()] == ["GET /headers/repos/acme/x HTTP/1.1"]
+        told = [(each["verdict"], each["rule"]) for each in desk.report["network"]["requests"]]
+        assert told == [("allowed", rule), *[("refused", "")] * 5]
+
+
+LEAVES = """
+import socket, sys
+line = socket.create_connection(("registry.example.com", 80), 20)
+line.sendall(b"GET /silent?TOKEN HTTP/1.1\\r\\nHost: registry.example.com\\r\\n\\r\\n")
+"""
+
+
+def test_what_it_sent_arrives_although_it_has_gone(plugin: Plugin) -> None:
+    """The server never answers, and nobody waits for that."""
+    (plugin.internet.registry / "silent").touch()
+    ran = plugin.python(["GET registry.example.com:80/silent"], LEAVES)
+    assert ran.process.returncode == 0, ran.process.stderr
+    assert plugin.internet.requests() == ["GET /silent?TOKEN"]
+    [connection] = ran.network["connections"]
+    assert connection["reason"] == "was closed: the plugin has ended", connection
 
 
 @pytest.mark.needs("root")

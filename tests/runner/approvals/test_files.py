@@ -26,8 +26,18 @@ ALL = Approval(
     steering=("LD_PRELOAD",),
     seccomp="compat",
     project="read",
+    hide=("GH@api.example.com:443", "github"),
 )
 RECORD = ApprovalRecord(KEY, ALL, Approval(read=("/srv/more",)), "0" * 32, 1_700_000_000.5)
+
+
+def test_an_approval_from_before_there_was_hiding_is_read(environ: dict[str, str], path: Path) -> None:
+    document = json.loads(path.read_text())
+    for part in ("asked", "added"):
+        del document[part]["hide"], document[part]["staged"]
+    path.write_text(json.dumps(document))
+    found = find_approval(KEY, environ)
+    assert found is not None and found.asked == ALL._replace(hide=())
 
 
 @pytest.fixture
@@ -115,6 +125,9 @@ Change = Callable[[dict[str, Any]], object]
         (lambda data: data["asked"].update(network=None), "not one of"),
         (lambda data: data["asked"].update(env=["A-B"]), "name of a variable"),
         (lambda data: data["asked"].update(env=["*"]), "name of a variable"),
+        (lambda data: data["asked"].update(hide=["GH@*:443"]), "name the hosts"),
+        (lambda data: data["asked"].update(hide=["GH@a.b"]), "no port"),
+        (lambda data: data["asked"].update(hide="GH"), "not a list"),
         (lambda data: data["asked"].update(steering=[""]), "name of a variable"),
         (lambda data: data["asked"].update(seccomp="off"), "not one of"),
         (lambda data: data["asked"].update(project="write"), "not one of"),

@@ -97,6 +97,7 @@ FAULTS: Mapping[str, str] = {
     "[plugins.a]\nlimits = 5": ":2:1: invalid_type: limits has to be a table",
     "[plugins.a]\nlimits = {cal = '5s'}": ": bad_limit: no limit is called 'cal'",
     "[plugins.a]\nlimits = {call = 'soon'}": ": bad_limit: call: ",
+    "[plugins.a]\nhide = ['T@*']": ":2:9: hide: 'T@*' stands for every name",
     "[plugins.a]\nfolder = 1": ":2:1: invalid_type: folder has to be a text",
     "trust_first = 1": ":1:1: invalid_type: trust_first has to be true or false",
     "x = [": ": toml_syntax: ",
@@ -119,8 +120,9 @@ def test_settings(tmp_path: Path) -> None:
     assert other.meant_by("a__x") == ""  # the old name is gone
     path.write_text('[plugins.a]\nfolder = "p/a"\n[plugins.b]\nfolder = "/b"\n')
     assert read_settings(str(path)).folders == {"a": f"{tmp_path}/p/a", "b": "/b"}
-    path.write_text('[plugins.a]\nlimits = {call = "30s"}\n')
-    assert read_settings(str(path)).plugins == {"a": {"limits": {"call": "30s"}, "staged": False}}
+    path.write_text('[plugins.a]\nlimits = {call = "30s"}\nhide = ["T@a.b"]\n')
+    wanted = {"limits": {"call": "30s"}, "staged": False, "hide": ("T@a.b",)}
+    assert read_settings(str(path)).plugins == {"a": wanted}
     path.chmod(0o666)
     with pytest.raises(DocumentError, match="settings_untrusted"):
         read_settings(str(path))

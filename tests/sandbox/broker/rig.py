@@ -62,7 +62,7 @@ class Server:
             if self._context is not None:
                 connection = self._context.wrap_socket(connection, server_side=True)
             self._handler(connection)
-        except OSError as error:
+        except (OSError, EOFError) as error:
             self.errors.append(str(error))
         finally:
             with contextlib.suppress(OSError):

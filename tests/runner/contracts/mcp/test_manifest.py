@@ -62,8 +62,10 @@ def test_all_of_x_sandbox() -> None:
             "env": ["TOKEN", "A"],
             "limits": {"memory": "64M", "pids": 40},
             "seccomp": "strict",
+            "hide": ["TOKEN@Api.example.com", "github"],
         },
     )
+    assert found.spec.hide == ("TOKEN@api.example.com:443", "github")
     at = ("mcpServers", "demo", "x-sandbox")
     assert found.spec.paths == (
         PathRequest("/srv/data", "read", True, (*at, "read", 0)),
