@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sandbox.gate.confine import follow_parent
 from sandbox.network.rules import LOCALHOST, HostRule
@@ -76,6 +76,7 @@ def make_certificates(hosts: Hosts) -> tuple[bytes, bytes]:
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+    from cryptography.x509.oid import ExtendedKeyUsageOID
 
     day, now = datetime.timedelta(days=1), datetime.datetime.now(datetime.UTC)
     keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
@@ -100,18 +101,18 @@ def make_certificates(hosts: Hosts) -> tuple[bytes, bytes]:
         0,
         [
             (x509.BasicConstraints(True, 0), True),
-            (_usage(x509, certificates=True), True),
-            (_constraints(x509, hosts), True),
+            (_usage(certificates=True), True),
+            (_constraints(hosts), True),
             (own, False),
         ],
     )
     leaf = sign(
         1,
         [
-            (x509.SubjectAlternativeName(_names(x509, hosts)), False),
+            (x509.SubjectAlternativeName(_names(hosts)), False),
             (x509.BasicConstraints(False, None), True),
-            (_usage(x509, certificates=False), True),
-            (x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), False),
+            (_usage(certificates=False), True),
+            (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
             (x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own), False),
             (x509.SubjectKeyIdentifier.from_public_key(keys[1].public_key()), False),
         ],
@@ -120,7 +121,9 @@ def make_certificates(hosts: Hosts) -> tuple[bytes, bytes]:
     return authority, key + leaf
 
 
-def _usage(x509: Any, *, certificates: bool) -> x509.KeyUsage:
+def _usage(*, certificates: bool) -> x509.KeyUsage:
+    from cryptography import x509
+
     others = dict.fromkeys(
         ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only"),
         False,
@@ -134,8 +137,10 @@ def _usage(x509: Any, *, certificates: bool) -> x509.KeyUsage:
     )
 
 
-def _names(x509: Any, hosts: Hosts) -> list[x509.GeneralName]:
+def _names(hosts: Hosts) -> list[x509.GeneralName]:
     import ipaddress
+
+    from cryptography import x509
 
     return [
         *(x509.DNSName(name) for name in hosts.names),
@@ -143,9 +148,11 @@ def _names(x509: Any, hosts: Hosts) -> list[x509.GeneralName]:
     ]
 
 
-def _constraints(x509: Any, hosts: Hosts) -> x509.NameConstraints:
+def _constraints(hosts: Hosts) -> x509.NameConstraints:
     """For these hosts and nobody else. A kind of name that is not mentioned would not be constrained."""
     import ipaddress
+
+    from cryptography import x509
 
     names = [x509.DNSName(name.removeprefix("*.")) for name in hosts.names] or [x509.DNSName(_NOBODY)]
     addresses = [x509.IPAddress(ipaddress.ip_network(address)) for address in hosts.addresses]

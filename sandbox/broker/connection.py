@@ -247,7 +247,11 @@ class Connection:
         plugin, server = self._ends.plugin, self._ends.server
         if plugin.has_read or self._ends.up.trailing_data[0]:
             return True
-        wanted = [plugin.readable] if self._server_fault else [plugin.readable, server.readable]
+        wanted = [plugin.readable]
+        if not self._server_fault:
+            wanted.append(server.readable)
+            if server.has_read and server.try_read() is not None:
+                return False
         while (ready := await self._tasks.wait(wanted)) != plugin.readable:
             if ready == server.readable and server.try_read() is not None:
                 return False

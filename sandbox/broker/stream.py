@@ -51,6 +51,7 @@ class Stream:
         self._ahead = b""
         self._tls: ssl.SSLObject | None = None
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._ended = False  # TLS has said so
         self._unsent = b""
         self._sending = (
             False  # also after a write that was given up: what follows would have a hole before it
@@ -104,8 +105,9 @@ class Stream:
 
     @property
     def has_read(self) -> bool:
-        """Whether there are bytes that came with earlier ones."""
-        return bool(self._ahead or self._incoming.pending or (self._tls is not None and self._tls.pending()))
+        """Whether there is something that came with what was read: bytes, or the end."""
+        tls = self._tls
+        return bool(self._ahead or self._incoming.pending or self._ended or (tls is not None and tls.pending()))
 
     async def read(self, until: float | None = None) -> bytes:
         """The next bytes; none at the end. Raises StreamBroken and TimeSpent."""
@@ -123,21 +125,21 @@ class Stream:
             except ssl.SSLEOFError:
                 raise StreamCut(f"was cut by the {self.side}: TLS has no end", self.side) from None
             except ssl.SSLError as error:
-                raise StreamBroken(
-                    f"broke: the TLS of the {self.side} fails ({_describe(error)})", self.side
-                ) from None
+                raise self._tls_fault(error) from None
 
     def try_read(self) -> bytes | None:
         """What can be read at once; None if nothing can, though TLS itself may have sent something."""
-        try:
-            raw = self._socket.recv(PIECE_BYTES)
-        except BlockingIOError:
-            return None
-        except OSError:
-            return b""
-        if self._tls is None:
-            return raw
-        self._take(raw)
+        if not self.has_read:
+            try:
+                raw = self._socket.recv(PIECE_BYTES)
+            except BlockingIOError:
+                return None
+            except OSError:
+                return b""
+            if self._tls is None:
+                return raw
+            self._take(raw)
+        assert self._tls is not None
         try:
             return self._decrypt(self._tls)
         except ssl.SSLWantReadError:
@@ -146,9 +148,10 @@ class Stream:
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
             return b""
         except ssl.SSLError as error:
-            raise StreamBroken(
-                f"broke: the TLS of the {self.side} fails ({_describe(error)})", self.side
-            ) from None
+            raise self._tls_fault(error) from None
+
+    def _tls_fault(self, error: ssl.SSLError) -> StreamBroken:
+        return StreamBroken(f"broke: the TLS of the {self.side} fails ({_describe(error)})", self.side)
 
     def _decrypt(self, tls: ssl.SSLObject) -> bytes:
         pieces = [tls.read(PIECE_BYTES)]
@@ -158,6 +161,7 @@ class Stream:
             except ssl.SSLError:  # the next call says it again
                 break
             if not pieces[-1]:
+                self._ended = True
                 break
         return b"".join(pieces)
 
@@ -171,9 +175,7 @@ class Stream:
             try:
                 view = view[self._tls.write(view) :]
             except ssl.SSLError as error:
-                raise StreamBroken(
-                    f"broke: the TLS of the {self.side} fails ({_describe(error)})", self.side
-                ) from None
+                raise self._tls_fault(error) from None
         await self._flush(until)
 
     async def discard(self, until: float, most_bytes: int) -> None:

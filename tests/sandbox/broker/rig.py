@@ -45,7 +45,7 @@ class Server:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.seen = bytearray()  # what serve_http() has read
-        self.connections = 0
+        self.connections = self.ended = 0
         self.errors: list[str] = []
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -65,6 +65,7 @@ class Server:
         except (OSError, EOFError) as error:
             self.errors.append(str(error))
         finally:
+            self.ended += 1
             with contextlib.suppress(OSError):
                 if isinstance(connection, ssl.SSLSocket):
                     connection.unwrap()
