@@ -57,10 +57,14 @@ class Server:
                 self.connections += 1
                 threading.Thread(target=self._handle, args=(connection,), daemon=True).start()
 
-    def _handle(self, connection: socket.socket) -> None:
+    def _handle(self, connection: Any) -> None:
         try:
             if self._context is not None:
-                connection = self._context.wrap_socket(connection, server_side=True)
+                connection.getpeername()  # wrap_socket() of one that was reset leaves it open
+                connection = self._context.wrap_socket(
+                    connection, server_side=True, do_handshake_on_connect=False
+                )
+                connection.do_handshake()
             self._handler(connection)
         except (OSError, EOFError) as error:
             self.errors.append(str(error))
