@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import _socket as socket
 import encodings.ascii
-import encodings.idna
 import encodings.latin_1
 import encodings.utf_8  # noqa: F401 -- loaded now: on first use no file can be opened any more
 import gc
@@ -216,6 +215,7 @@ class PluginBroker:
 
 def _preload() -> None:
     """Load modules, codecs and tables that Python loads on first use: after confinement no file opens."""
+    "a".encode("idna")  # of the names in TLS
     read_address("192.0.2.7")
     read_address("2001:db8::7")
     str(OSError(1, os.strerror(1)))

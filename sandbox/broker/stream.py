@@ -107,7 +107,9 @@ class Stream:
     def has_read(self) -> bool:
         """Whether there is something that came with what was read: bytes, or the end."""
         tls = self._tls
-        return bool(self._ahead or self._incoming.pending or self._ended or (tls is not None and tls.pending()))
+        return bool(
+            self._ahead or self._incoming.pending or self._ended or (tls is not None and tls.pending())
+        )
 
     async def read(self, until: float | None = None) -> bytes:
         """The next bytes; none at the end. Raises StreamBroken and TimeSpent."""
