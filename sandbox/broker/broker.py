@@ -215,7 +215,6 @@ class PluginBroker:
 
 def _preload() -> None:
     """Load modules, codecs and tables that Python loads on first use: after confinement no file opens."""
-    "a".encode("idna")  # of the names in TLS
     read_address("192.0.2.7")
     read_address("2001:db8::7")
     str(OSError(1, os.strerror(1)))
