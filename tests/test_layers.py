@@ -133,7 +133,7 @@ MAY_IMPORT: Mapping[str, Use] = {
         )
     ),
     "cryptography": Use(
-        ("runner.package.keys", "sandbox.broker.agent.host_key", "sandbox.broker.certificate"), lazily=True
+        ("runner.package.keys", "sandbox.broker.agent.host_key", "sandbox.broker.authority"), lazily=True
     ),
     "h11": Use(
         (

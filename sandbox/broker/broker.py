@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import _socket as socket
 import encodings.ascii
-import encodings.idna
 import encodings.latin_1
 import encodings.utf_8  # noqa: F401 -- loaded now: on first use no file can be opened any more
 import gc

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from sandbox.broker.exchange import Ends, Exchange, Record, read_event
 from sandbox.broker.stream import Stream, StreamBroken, TimeSpent, TlsRefused
 from sandbox.broker.tasks import Tasks
 from sandbox.broker.terms import BrokerTerms, HostTerms, Refused
-from sandbox.broker.tls import PluginTls
+from sandbox.broker.tls import AskedName, Context
 from sandbox.network.http_connection import HttpConnection
 
 MOST_HEAD_BYTES = 64 << 10  # of a request, and of an answer with all interim ones
@@ -41,8 +40,8 @@ class Surroundings(NamedTuple):
     tasks: Tasks
     terms: BrokerTerms
     report: Callable[[dict[str, str | float]], None]
-    plugin_tls: ssl.SSLContext
-    server_tls: ssl.SSLContext
+    plugin_tls: Context
+    server_tls: Context
 
 
 class Failed(Exception):
@@ -172,13 +171,12 @@ class Connection:
         return True
 
     async def _accept_tls(self, terms: HostTerms) -> None:
-        tls = self._ends.plugin.wrap(self._around.plugin_tls, None)
-        assert isinstance(tls, PluginTls)
-        tls.is_named = terms.is_named
+        asked = AskedName(terms.is_named)
+        self._ends.plugin.wrap(self._around.plugin_tls, asked=asked)
         try:
             await self._ends.plugin.shake_hands(self._tasks.loop.now + HANDSHAKE_SECONDS)
         except TlsRefused as refused:
-            if tls.other_name:
+            if asked.is_other:
                 raise Failed("is asked for by another name in TLS (SNI)") from None
             raise Failed(_UNTRUSTED.format(refused)) from None
         except StreamBroken:
@@ -247,7 +245,11 @@ class Connection:
         plugin, server = self._ends.plugin, self._ends.server
         if plugin.has_read or self._ends.up.trailing_data[0]:
             return True
-        wanted = [plugin.readable] if self._server_fault else [plugin.readable, server.readable]
+        wanted = [plugin.readable]
+        if not self._server_fault:
+            wanted.append(server.readable)
+            if server.has_read and server.try_read() is not None:
+                return False
         while (ready := await self._tasks.wait(wanted)) != plugin.readable:
             if ready == server.readable and server.try_read() is not None:
                 return False

@@ -7,6 +7,7 @@ cut is reset at the server.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import h11
@@ -220,7 +221,7 @@ class Exchange:
                 return
 
 
-def _has_length(headers: h11.Headers) -> bool:
+def _has_length(headers: Sequence[tuple[bytes, bytes]]) -> bool:
     return any(name in (b"content-length", b"transfer-encoding") for name, _ in headers)
 
 

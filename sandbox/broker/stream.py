@@ -5,12 +5,23 @@ from __future__ import annotations
 
 import _socket as socket
 import fcntl
-import ssl
 import struct
 from collections.abc import Iterable
+from typing import Any
 
 from sandbox.broker.calls import SIOCOUTQ
 from sandbox.broker.tasks import CLOSED, Tasks, Turns, Wanted
+from sandbox.broker.tls import (
+    AskedName,
+    Context,
+    MemoryBIO,
+    SSLCertVerificationError,
+    SSLEOFError,
+    SSLError,
+    SSLWantReadError,
+    SSLZeroReturnError,
+    wrap,
+)
 from sandbox.gate.loop import READ, WRITE
 from sandbox.gate.pump import deliver_on_close, reset_on_close
 
@@ -49,8 +60,9 @@ class Stream:
         self.moved_at = tasks.loop.now
         self.closed = False
         self._ahead = b""
-        self._tls: ssl.SSLObject | None = None
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls: Any = None
+        self._incoming, self._outgoing = MemoryBIO(), MemoryBIO()
+        self._ended = False  # TLS has said so
         self._unsent = b""
         self._sending = (
             False  # also after a write that was given up: what follows would have a hole before it
@@ -70,23 +82,22 @@ class Stream:
     def is_secure(self) -> bool:
         return self._tls is not None
 
-    def wrap(self, context: ssl.SSLContext, name: str | None) -> ssl.SSLObject:
-        """Speak TLS from now on. `name`: of the server, if we are the client."""
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, name is None, name)
-        return self._tls
+    def wrap(self, context: Context, server: str = "", asked: AskedName | None = None) -> None:
+        """Speak TLS from now on. `server`: its name, if we are the client."""
+        self._asked = asked  # TLS itself does not keep it
+        self._tls = wrap(context, self._incoming, self._outgoing, server, asked)
 
     async def shake_hands(self, until: float) -> None:
         """Raises TlsRefused, StreamBroken and TimeSpent."""
         tls = self._tls
-        assert tls is not None
         while True:
             try:
                 tls.do_handshake()
-            except ssl.SSLWantReadError:
+            except SSLWantReadError:
                 await self._flush(until)
                 self._take(await self._receive(until))
                 continue
-            except (ssl.SSLError, ssl.CertificateError) as error:
+            except SSLError as error:
                 self._try_flush()  # the alert that says why
                 raise TlsRefused(_describe(error)) from None
             await self._flush(until)
@@ -104,8 +115,11 @@ class Stream:
 
     @property
     def has_read(self) -> bool:
-        """Whether there are bytes that came with earlier ones."""
-        return bool(self._ahead or self._incoming.pending or (self._tls is not None and self._tls.pending()))
+        """Whether there is something that came with what was read: bytes, or the end."""
+        tls = self._tls
+        return bool(
+            self._ahead or self._incoming.pending or self._ended or (tls is not None and tls.pending())
+        )
 
     async def read(self, until: float | None = None) -> bytes:
         """The next bytes; none at the end. Raises StreamBroken and TimeSpent."""
@@ -116,48 +130,49 @@ class Stream:
                 data = self._decrypt(self._tls)
                 self._try_flush()
                 return data
-            except ssl.SSLWantReadError:
+            except SSLWantReadError:
                 self._take(await self._receive(until))
-            except ssl.SSLZeroReturnError:
+            except SSLZeroReturnError:
                 return b""
-            except ssl.SSLEOFError:
+            except SSLEOFError:
                 raise StreamCut(f"was cut by the {self.side}: TLS has no end", self.side) from None
-            except ssl.SSLError as error:
-                raise StreamBroken(
-                    f"broke: the TLS of the {self.side} fails ({_describe(error)})", self.side
-                ) from None
+            except SSLError as error:
+                raise self._tls_fault(error) from None
 
     def try_read(self) -> bytes | None:
         """What can be read at once; None if nothing can, though TLS itself may have sent something."""
-        try:
-            raw = self._socket.recv(PIECE_BYTES)
-        except BlockingIOError:
-            return None
-        except OSError:
-            return b""
-        if self._tls is None:
-            return raw
-        self._take(raw)
+        if not self.has_read:
+            try:
+                raw = self._socket.recv(PIECE_BYTES)
+            except BlockingIOError:
+                return None
+            except OSError:
+                return b""
+            if self._tls is None:
+                return raw
+            self._take(raw)
         try:
             return self._decrypt(self._tls)
-        except ssl.SSLWantReadError:
+        except SSLWantReadError:
             self._try_flush()
             return None
-        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+        except (SSLZeroReturnError, SSLEOFError):
             return b""
-        except ssl.SSLError as error:
-            raise StreamBroken(
-                f"broke: the TLS of the {self.side} fails ({_describe(error)})", self.side
-            ) from None
+        except SSLError as error:
+            raise self._tls_fault(error) from None
 
-    def _decrypt(self, tls: ssl.SSLObject) -> bytes:
+    def _tls_fault(self, error: SSLError) -> StreamBroken:
+        return StreamBroken(f"broke: the TLS of the {self.side} fails ({_describe(error)})", self.side)
+
+    def _decrypt(self, tls: Any) -> bytes:
         pieces = [tls.read(PIECE_BYTES)]
         while tls.pending() or self._incoming.pending:
             try:
                 pieces.append(tls.read(PIECE_BYTES))
-            except ssl.SSLError:  # the next call says it again
+            except SSLError:  # the next call says it again
                 break
             if not pieces[-1]:
+                self._ended = True
                 break
         return b"".join(pieces)
 
@@ -170,10 +185,8 @@ class Stream:
         while view:
             try:
                 view = view[self._tls.write(view) :]
-            except ssl.SSLError as error:
-                raise StreamBroken(
-                    f"broke: the TLS of the {self.side} fails ({_describe(error)})", self.side
-                ) from None
+            except SSLError as error:
+                raise self._tls_fault(error) from None
         await self._flush(until)
 
     async def discard(self, until: float, most_bytes: int) -> None:
@@ -192,8 +205,8 @@ class Stream:
             return
         if self._tls is not None:
             try:
-                self._tls.unwrap()
-            except (ssl.SSLError, OSError):
+                self._tls.shutdown()
+            except (SSLError, OSError):
                 pass  # it has written the end, and waits for that of the other side
         try:
             await self._flush(until)
@@ -282,7 +295,7 @@ class Stream:
 
 def _describe(error: Exception) -> str:
     """The reason without what the other end may have written into it."""
-    if isinstance(error, ssl.SSLCertVerificationError):
+    if isinstance(error, SSLCertVerificationError):
         return error.verify_message
     reason = getattr(error, "reason", None)
     return str(reason).lower().replace("_", " ") if reason else "the connection ended"

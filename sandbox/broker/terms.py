@@ -11,7 +11,7 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import h11
 
@@ -49,6 +49,7 @@ _MAKE_UNREADABLE = frozenset(
 _WEBSOCKET = b"websocket"
 
 Headers = list[tuple[bytes, bytes]]
+GivenHeaders = Any  # of h11, which does not export the type: names in lower case, and raw_items()
 
 
 class Refused(Exception):
@@ -261,7 +262,7 @@ class HostTerms:
     # --- answers -----------------------------------------------------------------------------------
 
     def answer_headers(
-        self, headers: h11.Headers, *, upgrade: bool = False, trailer: bool = False
+        self, headers: GivenHeaders, *, upgrade: bool = False, trailer: bool = False
     ) -> Headers:
         """Those that are passed on."""
         dropped = (_OF_THE_CONNECTION | nominated(headers) | {b"transfer-encoding"}) - {b"content-length"}
@@ -272,7 +273,7 @@ class HostTerms:
             kept += [(b"Connection", b"Upgrade"), (b"Upgrade", _WEBSOCKET)]
         return self.echoes.replace_in(kept)
 
-    def unreadable(self, headers: h11.Headers) -> str:
+    def unreadable(self, headers: GivenHeaders) -> str:
         """Why an answer cannot be searched for the value, as the rest of a sentence that begins with the host;
         "" if it can."""
         if not self.secrets:

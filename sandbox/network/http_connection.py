@@ -30,6 +30,8 @@ _STOP_IN_ANSWER = re.compile(rb"(\n\r?\n)|" + _REFUSED)
 _OVERLAP = 3  # bytes at the end of what was searched that may begin what stops a head
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;[\t -~\x80-\xff]*)?\r\n")
 _FRAMING = (b"content-length", b"transfer-encoding")
+# h11 takes two equal lengths for one. Of a request nobody else gets the chance to take them otherwise.
+_TWO_LENGTHS = re.compile(rb"\ncontent-length:[^\n,]*(?:,|\n(?:[^\n]*\n)*?content-length:)", re.IGNORECASE)
 _HEAD_STATES = (h11.IDLE, h11.SEND_RESPONSE)
 _PAUSED_STATES = (h11.DONE, h11.MIGHT_SWITCH_PROTOCOL, h11.SWITCHED_PROTOCOL)  # type: ignore[attr-defined]
 _NOT_A_HEADER = "it has a control character in a header, or a line that does not end as HTTP's lines do"
@@ -83,6 +85,8 @@ class HttpConnection(h11.Connection):
             passed = self._cut_head() if is_head else self._cut_body()
             if passed:
                 super().receive_data(passed)
+                if is_head and self.our_role is h11.SERVER and _TWO_LENGTHS.search(passed):
+                    raise h11.RemoteProtocolError("it says twice how long it is")
                 if is_head:
                     return self._judge(super().next_event(), len(passed))
             elif not self._has_ended:

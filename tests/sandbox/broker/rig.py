@@ -45,7 +45,7 @@ class Server:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self.seen = bytearray()  # what serve_http() has read
-        self.connections = 0
+        self.connections = self.ended = 0
         self.errors: list[str] = []
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -57,14 +57,19 @@ class Server:
                 self.connections += 1
                 threading.Thread(target=self._handle, args=(connection,), daemon=True).start()
 
-    def _handle(self, connection: socket.socket) -> None:
+    def _handle(self, connection: Any) -> None:
         try:
             if self._context is not None:
-                connection = self._context.wrap_socket(connection, server_side=True)
+                connection.getpeername()  # wrap_socket() of one that was reset leaves it open
+                connection = self._context.wrap_socket(
+                    connection, server_side=True, do_handshake_on_connect=False
+                )
+                connection.do_handshake()
             self._handler(connection)
         except (OSError, EOFError) as error:
             self.errors.append(str(error))
         finally:
+            self.ended += 1
             with contextlib.suppress(OSError):
                 if isinstance(connection, ssl.SSLSocket):
                     connection.unwrap()

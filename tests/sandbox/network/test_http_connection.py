@@ -117,6 +117,9 @@ ROWS: list[tuple[bytes, str]] = [
     (CHUNKED[:-2] + b"Content-Length: 5\r\n\r\n0\r\n\r\n", "refused 400"),
     (CHUNKED.replace(b"HTTP/1.1", b"HTTP/1.0") + b"0\r\n\r\n", "refused 400"),
     (POST + b"Transfer-Encoding: gzip\r\n\r\n", "refused 501"),
+    (POST + b"Content-Length: 3\r\nContent-Length: 3\r\n\r\nabc", "refused 400"),
+    (POST + b"Content-Length: 3\r\nX: y\r\ncontent-length:3\r\n\r\nabc", "refused 400"),
+    (POST + b"Content-Length: 3, 3\r\n\r\nabc", "refused 400"),
     (GET + b"Connection: close\r\n\r\n" + GET + b"\r\n", "GET end refused 400"),
     # Other protocols.
     (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "refused 505"),
