@@ -11,14 +11,13 @@ import os
 import select
 import time
 
-from sandbox.cell.beside import AuditedProcess, fork_beside, lease_beside
+from sandbox.cell.beside import AuditedProcess, BesideEnds, fork_audited
 from sandbox.network.audit import AuditLog
 from sandbox.network.egress import AuditLine
 from sandbox.network.ssh import SOCKET, SshPlan
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.spawn.order import AgentOrder, SpawnError
 from sandbox.speed.scopes import ExitStack, contextmanager
-from sandbox.speed.signals import signal
 from sandbox.speed.typed import TYPE_CHECKING, Callable, Iterator
 
 if TYPE_CHECKING:
@@ -67,50 +66,25 @@ def open_agent(
 ) -> Iterator[AgentProcess]:
     """Start the agent. Raises LayerUnavailable, and OSError if processes or descriptors are exhausted. The
     arguments are those of open_gate()."""
+    outside = _connect(os.environ.get("SSH_AUTH_SOCK", ""))
     with ExitStack() as stack:
-        outside = _connect(os.environ.get("SSH_AUTH_SOCK", ""))
         stack.callback(outside.close)
         keys = _given_keys(plan, outside)
-        identity = None
-        if uid_range is not None:
-            uid, lease = lease_beside(uid_range)
-            identity = uid, uid
-            stack.callback(os.close, lease)
-        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0)
-        stack.callback(ours.close)
-        audit_r, audit_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        alive_r, alive_w = os.pipe2(os.O_CLOEXEC)
 
-        def run() -> None:
+        def run(ends: BesideEnds) -> None:
             # Imported only there, while this process goes on with the launch.
             from sandbox.broker.agent.service import AgentDescriptors, run_agent
 
-            held = AgentDescriptors(theirs.fileno(), outside.fileno(), audit_w, alive_r)
-            run_agent(keys, plan.hosts, limits, held, identity)
+            held = AgentDescriptors(ends.channel, outside.fileno(), ends.audit, ends.alive)
+            run_agent(keys, plan.hosts, limits, held, ends.identity)
 
-        try:
-            pid = fork_beside(run, (ours.fileno(), audit_r, alive_w), forget)
-            try:
-                order = AgentOrder(SOCKET, ours.fileno(), until)
-                agent = AgentProcess(pid, audit_r, alive_w, order, ours)
-            except BaseException:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-                raise
-        except BaseException:
-            for fd in (audit_r, alive_w):
-                os.close(fd)
-            raise
-        finally:
-            # While copies of its ends are open here, the end of the agent would go unnoticed.
-            for fd in (audit_w, alive_r):
-                os.close(fd)
-            theirs.close()
-            outside.close()
-        try:
-            yield agent
-        finally:
-            agent.close()
+        def make(pid: int, audit: int, alive: int, channel: _socket.socket) -> AgentProcess:
+            order = AgentOrder(SOCKET, channel.fileno(), until)
+            return AgentProcess(pid, audit, alive, order, channel)
+
+        agent = stack.enter_context(fork_audited(run, uid_range, forget, make))
+        outside.close()  # the agent alone has it
+        yield agent
 
 
 def agent_fault(agent: AgentProcess, error: SpawnError) -> LayerUnavailable:

@@ -12,12 +12,16 @@ from sandbox.network.audit import AuditLog
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.spawn.priority import take_ordinary_priority
 from sandbox.speed.libc import open_libc
-from sandbox.speed.scopes import suppress
+from sandbox.speed.scopes import ExitStack, contextmanager, suppress
 from sandbox.speed.signals import signal
-from sandbox.speed.typed import TYPE_CHECKING, Callable, Collection, Mapping
+from sandbox.speed.typed import TYPE_CHECKING, Callable, Collection, Iterator, Mapping
+from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     import _socket
+    from typing import TypeVar
+
+    Process = TypeVar("Process", bound="AuditedProcess")
 
 # How long a process may take to write its last audit lines when it is to end at once, before it is killed.
 _LAST_LINES_SECONDS = 1.0
@@ -110,6 +114,64 @@ class AuditedProcess:
         self.drain(_LAST_LINES_SECONDS)  # it has ended: read what is left in the pipe
         os.close(self.pidfd)
         os.close(self.audit_fd)
+
+
+class BesideEnds(NamedTuple):
+    """What such a process holds."""
+
+    channel: int  # to the cell's init
+    audit: int  # takes the audit lines
+    alive: int  # becomes readable when it has to end
+    identity: tuple[int, int] | None  # the uid and gid to change to
+
+
+@contextmanager
+def fork_audited(
+    run: Callable[[BesideEnds], None],
+    uid_range: tuple[int, int] | None,
+    forget: Callable[[], None] | None,
+    make: Callable[[int, int, int, _socket.socket], Process],
+) -> Iterator[Process]:
+    """Fork the process, which ends with the context. `run` and `forget`: see fork_beside(). `uid_range`: for
+    its own uid, if the caller is root. `make`: makes it from what an AuditedProcess takes. Raises
+    LayerUnavailable, and OSError if processes or descriptors are exhausted."""
+    import _socket
+
+    with ExitStack() as stack:
+        identity = None
+        if uid_range is not None:
+            # The process closes its copy of the lease, and dies with this one.
+            uid, lease = lease_beside(uid_range)
+            identity = uid, uid
+            stack.callback(os.close, lease)
+        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0)
+        stack.callback(ours.close)
+        audit_r, audit_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        alive_r, alive_w = os.pipe2(os.O_CLOEXEC)
+        ends = BesideEnds(theirs.fileno(), audit_w, alive_r, identity)
+        try:
+            pid = fork_beside(lambda: run(ends), (ours.fileno(), audit_r, alive_w), forget)
+        except BaseException:
+            for fd in (audit_r, alive_w):
+                os.close(fd)
+            raise
+        finally:
+            # While copies of its ends are open here, its end would go unnoticed.
+            for fd in (audit_w, alive_r):
+                os.close(fd)
+            theirs.close()
+        try:
+            process = make(pid, audit_r, alive_w, ours)
+        except BaseException:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            for fd in (audit_r, alive_w):
+                os.close(fd)
+            raise
+        try:
+            yield process
+        finally:
+            process.close()
 
 
 class AuditMeter(Meter):

@@ -11,13 +11,12 @@ from __future__ import annotations
 import _socket
 import os
 
-from sandbox.cell.beside import AuditedProcess, fork_beside, lease_beside
+from sandbox.cell.beside import AuditedProcess, BesideEnds, fork_audited
 from sandbox.network.egress import EgressPlan
 from sandbox.network.recipe import find_recipe
 from sandbox.spawn.network import outside_network
 from sandbox.spawn.order import NetworkOrder
-from sandbox.speed.scopes import ExitStack, contextmanager, suppress
-from sandbox.speed.signals import signal
+from sandbox.speed.scopes import contextmanager, suppress
 from sandbox.speed.typed import TYPE_CHECKING, Callable, Iterator, NoReturn
 
 if TYPE_CHECKING:
@@ -67,42 +66,16 @@ def open_gate(
     recipe = find_recipe(egress)
     if plugin is not None:
         egress = egress._replace(limits=egress.limits._replace(cpu=plugin.cpu, cpu_time=plugin.cpu_time))
-    with ExitStack() as stack:
-        identity = None
-        if uid_range is not None:
-            # The gate closes its copy of the lease, and dies with this process.
-            uid, lease = lease_beside(uid_range)
-            identity = uid, uid
-            stack.callback(os.close, lease)
-        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0)
-        stack.callback(ours.close)
-        audit_r, audit_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        alive_r, alive_w = os.pipe2(os.O_CLOEXEC)
-        gates = (theirs.fileno(), egress, audit_w, alive_r, identity, broker)
-        try:
-            pid = fork_beside(lambda: _run_gate(*gates), (ours.fileno(), audit_r, alive_w), forget)
-        except BaseException:
-            for fd in (audit_r, alive_w):
-                os.close(fd)
-            raise
-        finally:
-            # While copies of its ends are open here, the end of the gate would go unnoticed.
-            for fd in (audit_w, alive_r):
-                os.close(fd)
-            theirs.close()
-        order = NetworkOrder(recipe, ours.fileno(), outside_network(), until)
-        try:
-            gate = GateProcess(pid, audit_r, alive_w, order, ours)
-        except BaseException:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            for fd in (audit_r, alive_w):
-                os.close(fd)
-            raise
-        try:
-            yield gate
-        finally:
-            gate.close()
+
+    def run(ends: BesideEnds) -> None:
+        _run_gate(ends.channel, egress, ends.audit, ends.alive, ends.identity, broker)
+
+    def make(pid: int, audit: int, alive: int, channel: _socket.socket) -> GateProcess:
+        order = NetworkOrder(recipe, channel.fileno(), outside_network(), until)
+        return GateProcess(pid, audit, alive, order, channel)
+
+    with fork_audited(run, uid_range, forget, make) as gate:
+        yield gate
 
 
 def _run_gate(

@@ -8,6 +8,7 @@ import os
 
 from sandbox.gate.loop import BROKEN, WRITE, Loop
 from sandbox.network.egress import AuditLine
+from sandbox.speed.signals import signal
 from sandbox.speed.typed import Mapping
 
 try:
@@ -128,3 +129,13 @@ class AuditPipe:
             if error.errno == errno.EPIPE:
                 raise ReaderGone from None
             raise
+
+
+def report_fault(audit: int, reason: str) -> None:
+    """Write why a process beside a cell cannot start or go on, to the pipe of its audit lines."""
+    line = encode_line({"kind": "fault", "reason": reason[:_MOST_TEXT_CHARACTERS]})
+    try:
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        os.write(audit, line)
+    except OSError:
+        pass

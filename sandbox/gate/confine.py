@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import select
 import struct
 
 from sandbox.speed.libc import Libc, addressof, get_errno, memory_at, open_libc, writable
@@ -74,6 +75,13 @@ def forget_environment() -> None:
     start, end = (int(words[field - 3]) for field in (_STAT_ENV_START, _STAT_ENV_END))
     if 0 < start < end:
         memory_at(start, end - start).raw = bytes(end - start)
+
+
+def is_alive(alive: int) -> bool:
+    """Whether nothing has come on this pipe, and it is still open at its other end."""
+    watch = select.poll()
+    watch.register(alive, select.POLLIN)
+    return not watch.poll(0)
 
 
 def follow_parent(alive: Callable[[], bool]) -> None:

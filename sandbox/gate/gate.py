@@ -19,9 +19,8 @@ import encodings.ascii
 import encodings.utf_8  # noqa: F401 -- loaded now: on first use no file can be opened any more
 import gc
 import os
-import select
 
-from sandbox.gate.audit import AuditPipe, ReaderGone, encode_line
+from sandbox.gate.audit import AuditPipe, ReaderGone, encode_line, report_fault
 from sandbox.gate.broker_channel import BrokerChannel
 from sandbox.gate.calls import gate_filter
 from sandbox.gate.confine import (
@@ -30,6 +29,7 @@ from sandbox.gate.confine import (
     confine,
     follow_parent,
     forget_environment,
+    is_alive,
     leave_terminal,
 )
 from sandbox.gate.cpu_limiter import CpuLimiter, CpuTimeSpent
@@ -44,7 +44,6 @@ from sandbox.network.egress import EgressLimits, EgressPlan, GateSockets
 from sandbox.network.rules import parse_rules
 from sandbox.network.sockets import MOST_SOCKETS, receive_sockets, send_ready
 from sandbox.seccomp.filter import machine_arch
-from sandbox.speed.signals import signal
 from sandbox.speed.typed import NoReturn
 
 # Exit codes of the gate's process.
@@ -57,7 +56,6 @@ _FDS_PER_CONNECTION = 6
 # While a name is resolved: the plugin's socket, and those of the queries for A and AAAA.
 _FDS_PER_SEARCH = 1 + 2 * MOST_QUERIES
 _MORE_FDS = 64
-_MOST_FAULT_CHARACTERS = 300
 
 _PLUGIN_ENDED = "was closed: the plugin has ended"
 _CUT = "was cut: the plugin has ended, and what it had sent was not delivered in time"
@@ -91,22 +89,22 @@ def run_gate(
         leave_terminal()
         close_others({channel, audit, alive} | ({broker} if broker >= 0 else set()))
         os.set_blocking(audit, False)
-        follow_parent(lambda: _is_alive(alive))
+        follow_parent(lambda: is_alive(alive))
         forget_environment()
         gate = PluginGate(plan, audit, broker)
         gate.open(receive_sockets(channel), alive)
         _preload()
         program = gate_filter(machine_arch(), broker=broker >= 0)
-        confine(identity, count_descriptors(plan.limits), lambda: _is_alive(alive), program)
+        confine(identity, count_descriptors(plan.limits), lambda: is_alive(alive), program)
         send_ready(channel)
         os.close(channel)
         code = EXIT_FAULT
         gate.serve()
         code = EXIT_ENDED
     except (ConfinementError, OSError, ValueError) as error:
-        _report_fault(audit, str(error))
+        report_fault(audit, str(error))
     except BaseException as error:  # noqa: BLE001 -- below us is the stack of the launching process
-        _report_fault(audit, repr(error))
+        report_fault(audit, repr(error))
     finally:
         os._exit(code)
 
@@ -189,24 +187,9 @@ def count_descriptors(limits: EgressLimits) -> int:
     return limits.connections * per_connection + MOST_CLIENTS + MOST_SOCKETS + _MORE_FDS
 
 
-def _is_alive(alive: int) -> bool:
-    watch = select.poll()
-    watch.register(alive, select.POLLIN)
-    return not watch.poll(0)
-
-
 def _preload() -> None:
     """Load modules, codecs and tables that Python loads on first use: after confinement no file opens."""
     refusal("93.184.216.34")
     refusal("2606:2800:220:1::1")
     str(OSError(1, os.strerror(1)))
     encode_line({"number": 1.5, "text": "\u00e9"})
-
-
-def _report_fault(audit: int, reason: str) -> None:
-    line = encode_line({"kind": "fault", "reason": reason[:_MOST_FAULT_CHARACTERS]})
-    try:
-        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        os.write(audit, line)
-    except OSError:
-        pass

@@ -12,7 +12,6 @@ from __future__ import annotations
 import _socket as socket
 import gc
 import os
-import select
 import struct
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
@@ -22,8 +21,15 @@ from sandbox.broker.agent.calls import agent_filter
 from sandbox.broker.agent.filter import AgentConversation, AgentRules, HostKey
 from sandbox.broker.agent.host_key import load_verifier
 from sandbox.broker.agent.outside import GONE, Outside
-from sandbox.gate.audit import AuditPipe, ReaderGone, encode_line
-from sandbox.gate.confine import close_others, confine, follow_parent, forget_environment, leave_terminal
+from sandbox.gate.audit import AuditPipe, ReaderGone, encode_line, report_fault
+from sandbox.gate.confine import (
+    close_others,
+    confine,
+    follow_parent,
+    forget_environment,
+    is_alive,
+    leave_terminal,
+)
 from sandbox.gate.cpu_limiter import CpuLimiter, CpuTimeSpent
 from sandbox.gate.loop import BROKEN, READ, WRITE, Loop, accept
 from sandbox.network.egress import AuditLine
@@ -73,7 +79,7 @@ def run_agent(
         leave_terminal()
         close_others(set(held))
         os.set_blocking(held.audit, False)
-        follow_parent(lambda: _is_alive(held.alive))
+        follow_parent(lambda: is_alive(held.alive))
         forget_environment()
         verifiers = {key: HostKey(host.name, load_verifier(key)) for host in hosts for key in host.keys}
         agent = _Agent(AgentRules(keys, verifiers), held)
@@ -81,29 +87,16 @@ def run_agent(
         agent.listen(_receive_listener(held.channel))
         encode_line({"number": 1.5, "text": "\u00e9"})  # loads what it needs: later no file can be opened
         program = agent_filter(machine_arch())
-        confine(identity, _MOST_CLIENTS + _FDS, lambda: _is_alive(held.alive), program)
+        confine(identity, _MOST_CLIENTS + _FDS, lambda: is_alive(held.alive), program)
         send_ready(held.channel)
         os.close(held.channel)
         code = _EXIT_FAULT
         agent.serve(limiter)
         code = 0
     except BaseException as error:  # noqa: BLE001 -- below us is the stack of the launching process
-        _report_fault(held.audit, str(error) or repr(error))
+        report_fault(held.audit, str(error) or repr(error))
     finally:
         os._exit(code)
-
-
-def _is_alive(alive: int) -> bool:
-    watch = select.poll()
-    watch.register(alive, select.POLLIN)
-    return not watch.poll(0)
-
-
-def _report_fault(audit: int, reason: str) -> None:
-    try:
-        os.write(audit, encode_line({"kind": "fault", "reason": reason[:300]}))
-    except OSError:
-        pass
 
 
 def _receive_listener(channel: int) -> socket.socket:

@@ -192,7 +192,14 @@ def test_a_request_within_a_body_is_none(bench: Bench, kind: str) -> None:
 
 @one_case(
     "body",
-    [b"3\nabc\r\n0\r\n\r\n", b"3\r\nabcX\r\n0\r\n\r\n", b"-1\r\n", b"0x3\r\nabc\r\n", b"f" * 17, b"3;\0\r\nabc\r\n0\r\n\r\n"],
+    [
+        b"3\nabc\r\n0\r\n\r\n",
+        b"3\r\nabcX\r\n0\r\n\r\n",
+        b"-1\r\n",
+        b"0x3\r\nabc\r\n",
+        b"f" * 17,
+        b"3;\0\r\nabc\r\n0\r\n\r\n",
+    ],
 )
 def test_chunks_that_are_read_in_two_ways(bench: Bench, body: bytes) -> None:
     """The head has been sent by then: the server sees a reset, and no whole request."""
@@ -242,7 +249,15 @@ def test_what_no_rule_allows(ruled: Bench, line: str) -> None:
     assert said["rule"] == "" and said["method"] == line.split(" ")[0]
 
 
-@one_case("header", ["X-HTTP-Method-Override: DELETE", "x-method-override: PUT", "X-Original-URL: /user", "X-Rewrite-URL: /user"])
+@one_case(
+    "header",
+    [
+        "X-HTTP-Method-Override: DELETE",
+        "x-method-override: PUT",
+        "X-Original-URL: /user",
+        "X-Rewrite-URL: /user",
+    ],
+)
 def test_headers_that_stand_for_another_request(ruled: Bench, header: str) -> None:
     turned_away(ruled, f"POST /repos/acme/x HTTP/1.1\r\nHost: {HOST}\r\n{header}\r\n\r\n".encode(), 403)
 
@@ -307,7 +322,9 @@ def test_a_program_with_authorities_of_its_own(bench: Bench) -> None:
     with connection, pytest.raises(ssl.SSLCertVerificationError):
         ssl.create_default_context().wrap_socket(connection, server_hostname=HOST)
     line = bench.rig.line()
-    assert line["verdict"] == "failed" and "unknown ca" in line["reason"] and "SSL_CERT_FILE" in line["reason"]
+    assert (
+        line["verdict"] == "failed" and "unknown ca" in line["reason"] and "SSL_CERT_FILE" in line["reason"]
+    )
 
 
 def test_old_tls(bench: Bench) -> None:
@@ -351,7 +368,10 @@ def repeat(first: str, headers: list[tuple[str, str]], body: bytes) -> bytes:
     spelled += [base64.urlsafe_b64encode(b"~~" + value), b"".join(b"%%%02x" % byte for byte in value)]
     text = b"|".join(spelled)
     step = int(first.split(" ")[1].strip("/"))
-    chunks = b"".join(b"%x\r\n%s\r\n" % (len(text[at : at + step]), text[at : at + step]) for at in range(0, len(text), step))
+    chunks = b"".join(
+        b"%x\r\n%s\r\n" % (len(text[at : at + step]), text[at : at + step])
+        for at in range(0, len(text), step)
+    )
     lines = [b"HTTP/1.1 200 " + value, b"X-Echo: " + text, b"Set-Cookie: t=" + value, b"X-" + value + b": x"]
     lines += [b"Transfer-Encoding: chunked", b"", b""]
     early = b"HTTP/1.1 103 " + value + b"\r\nLink: " + text + b"\r\n\r\n"
@@ -412,7 +432,9 @@ def test_nothing_of_it_is_in_the_lines_or_in_what_the_process_shows(bench: Bench
     for secret in (VALUE, PLACEHOLDER):
         assert not [each for each in all_of(secret) if each in lines.encode()]
     pid = bench.rig.process.pid
-    shown = b"".join(Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "comm", "status", "stat"))
+    shown = b"".join(
+        Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "comm", "status", "stat")
+    )
     if os.geteuid() == 0:
         shown += Path(f"/proc/{pid}/environ").read_bytes()
     assert VALUE not in shown
@@ -453,7 +475,9 @@ def wait(server: Server) -> bool:
 
 def test_many_connections(bench: Bench) -> None:
     with contextlib.ExitStack() as stack:
-        clients = [Client(stack.enter_context(bench.rig.connect(bench.server).connection)) for _ in range(100)]
+        clients = [
+            Client(stack.enter_context(bench.rig.connect(bench.server).connection)) for _ in range(100)
+        ]
         for client in clients:
             client.send(GET + KEY + END)
         for client in clients:

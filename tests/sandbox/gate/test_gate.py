@@ -769,10 +769,10 @@ def test_a_gate_that_cannot_begin_says_why_and_never_serves(lab: Lab) -> None:
 
 
 def test_the_report_of_a_fault_is_json() -> None:
-    from sandbox.gate.gate import _report_fault
+    from sandbox.gate.audit import report_fault
 
     read, write = os.pipe()
-    _report_fault(write, 'a "reason" ä')
+    report_fault(write, 'a "reason" ä')
     assert json.loads(os.read(read, 4096)) == {"kind": "fault", "reason": 'a "reason" ä'}
     os.close(read)
     os.close(write)

@@ -128,6 +128,29 @@ def test_keys_of_every_kind(machine: SshMachine, kind: str) -> None:
     assert told["output"] == "in\n", (told, server.log.read_text())
 
 
+@one_case("method", ["host-bound", "unbound"])
+def test_a_log_in_with_and_without_the_hosts_key_in_it(machine: SshMachine, method: str) -> None:
+    """Servers that are not OpenSSH's have only the second."""
+    key, server = machine.add_key(method), machine.serve(f"server-{method}")
+    server.authorized.write_text(machine.public(method))
+    machine.know(server.line)
+    script = ssh(server, "echo in", f"-v -o PubkeyAuthentication={method}")
+    told = run(machine, script, [key], [server])
+    assert "in" in told["output"].splitlines(), told
+
+
+def test_a_key_that_the_agent_outside_restricts(machine: SshMachine) -> None:
+    """It would have to know the session, and its one connection is for all of them."""
+    server = machine.serve("server")
+    machine.know(server.line)
+    only_there = ("-H", str(machine.known_hosts), "-h", f"[localhost]:{server.port}")
+    key = machine.add_key("own", "ed25519", *only_there)
+    server.authorized.write_text(machine.public("own"))
+    told = run(machine, ssh(server, "echo in"), [key], [server])
+    assert "Permission denied (publickey" in told["output"]
+    assert told["lines"] == [["failed", "localhost", key, outside.UNSIGNED, 1]]
+
+
 def test_a_second_host(machine: SshMachine) -> None:
     """It is reached, known and would accept the key: only the agent refuses."""
     key, first, second = machine.add_key("own"), machine.serve("first"), machine.serve("second")
