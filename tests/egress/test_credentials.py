@@ -222,7 +222,9 @@ def test_rules_about_requests(desk: Desk) -> None:
     ]
     rule = "GET,HEAD api.example.com:80,443/headers/repos/acme/**"
     for scheme in ("https", "http"):
-        asked = [(f"{scheme}://api.example.com{path}", method, {}) for method, path in places]
+        asked: list[tuple[str, str, dict[str, str]]] = [
+            (f"{scheme}://api.example.com{path}", method, {}) for method, path in places
+        ]
         answers = desk.ask(*asked, hosts=(rule, HOSTS[1]))
         assert [status for status, _ in answers] == [200, 403, 403, 403, 403, 403], answers
         assert "repos/acme/**" in answers[3][1]

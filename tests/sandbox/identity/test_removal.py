@@ -58,7 +58,7 @@ def test_two_remove_the_same_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             shutil.rmtree(tmp_path / "state")
         return found
 
-    monkeypatch.setattr(removal.os, "listdir", listed)
+    monkeypatch.setattr(os, "listdir", listed)
     remove(tmp_path / "state")
     assert not (tmp_path / "state").exists()
 
