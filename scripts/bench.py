@@ -20,6 +20,7 @@ from sandbox.speed.value import NamedTuple
 from scripts.benches import (
     binds,
     call,
+    credentials,
     gateway,
     growth,
     kill,
@@ -148,6 +149,10 @@ def _gateway(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Ta
     return gateway.bench(caller, counts.calls, max(2, counts.starts))
 
 
+def _credentials(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
+    return credentials.bench(caller, max(2, counts.launches // 2), counts.connections, counts.downloads)
+
+
 def _network(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
     return network.bench(caller, max(2, counts.launches // 2), counts.connections, counts.downloads)
 
@@ -177,6 +182,7 @@ PARTS: Mapping[str, Part] = {
     "serve": _serve,
     "gateway": _gateway,
     "network": _network,
+    "credentials": _credentials,
     "staged": _staged,
     "waiting": _waiting,
 }

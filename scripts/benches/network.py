@@ -110,8 +110,8 @@ def _bench_bytes(caller: Caller, internet: Internet, connections: int, downloads
     argv = _exec(caller, "client", [f"{NAME}:{ECHO},{SOURCE}"], *python, NAME, *ports)
     caller.output_of([argv[0], "explain", *argv[2:]])  # fills the caches: a gate has what its launcher had
     with (
-        _client(caller, internet, argv) as caged,
-        _client(caller, internet, [*python, SERVER, *ports]) as direct,
+        client(caller, internet, argv) as caged,
+        client(caller, internet, [*python, SERVER, *ports]) as direct,
     ):
         caged.ask("connect", 1)
         gate = find_gate(caged.pid)
@@ -190,7 +190,7 @@ class Client:
 
 
 @contextmanager
-def _client(caller: Caller, internet: Internet, argv: list[str]) -> Iterator[Client]:
+def client(caller: Caller, internet: Internet, argv: list[str]) -> Iterator[Client]:
     identity = () if caller.uid == os.geteuid() else (f"--setuid={caller.uid}", f"--setgid={caller.uid}")
     whole = [*internet.entering(*identity), *argv]
     pipe = subprocess.PIPE
