@@ -1,10 +1,11 @@
-"""The broker of one plugin: a process of its own, forked and not executed, that alone knows the hidden values.
+"""The broker of one plugin: a process of its own, forked and not executed, that alone knows the hidden
+values.
 
     P --fork--> broker --fork--> authority: makes the certificates, writes one to `ready`, ends
                 broker: reads the roots of the system, confines itself, takes connections from the gate
 
-The gate judges each connection, dials it, and hands both of its ends over on `channel`. The broker ends when the
-gate has closed that, when the process that forked it ends, or by an unexpected error.
+The gate judges each connection, dials it, and hands both of its ends over on `channel`. The broker ends when
+the gate has closed that, when the process that forked it ends, or by an unexpected error.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ _TLS_HANDSHAKE = 0x16  # the first byte of a ClientHello
 _ALPN_HTTP1, _ALPN_HTTP2 = b"\x08http/1.1", b"\x02h2"
 
 _UNTRUSTED = (
-    "was not asked: the program does not trust the certificate of this launch ({}). Let it read the authorities in the "
-    "file that SSL_CERT_FILE names; a program with a list of its own cannot use a hidden credential"
+    "was not asked: the program does not trust the certificate of this launch ({}). Let it read the authorities"
+    " in the file that SSL_CERT_FILE names; a program with a list of its own cannot use a hidden credential"
 )
 _NO_REASON = "it ended the TLS handshake"
 _HTTP2 = "is asked with HTTP/2, and a host with a hidden credential or a rule about requests needs HTTP/1.1"
@@ -45,7 +45,8 @@ class Surroundings(NamedTuple):
 
 
 class Failed(Exception):
-    """The connection is not what it should be. The text is the rest of a sentence that begins with the host."""
+    """The connection is not what it should be. The text is the rest of a sentence that begins with the
+    host."""
 
 
 class _IdleTooLong(Exception):

@@ -1,8 +1,8 @@
-"""Exchange: one request of the plugin and its answer. The request goes up in the connection's task, the answer
-comes down in one of its own.
+"""Exchange: one request of the plugin and its answer. The request goes up in the connection's task, the
+answer comes down in one of its own.
 
-An answer that was cut never ends in order: neither the chunks of HTTP nor TLS get their end. A request that was
-cut is reset at the server.
+An answer that was cut never ends in order: neither the chunks of HTTP nor TLS get their end. A request that
+was cut is reset at the server.
 """
 
 from __future__ import annotations

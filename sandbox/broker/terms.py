@@ -1,8 +1,8 @@
-"""HostTerms: what holds for the requests to one host and port, and for the answers. Pure: a request becomes the
-one that is sent, or it is refused.
+"""HostTerms: what holds for the requests to one host and port, and for the answers. Pure: a request becomes
+the one that is sent, or it is refused.
 
-A request is written anew from what was read. So the server never gets a line that only it would read in another
-way.
+A request is written anew from what was read. So the server never gets a line that only it would read in
+another way.
 """
 
 from __future__ import annotations
@@ -274,8 +274,8 @@ class HostTerms:
         return self.echoes.replace_in(kept)
 
     def unreadable(self, headers: GivenHeaders) -> str:
-        """Why an answer cannot be searched for the value, as the rest of a sentence that begins with the host;
-        "" if it can."""
+        """Why an answer cannot be searched for the value, as the rest of a sentence that begins with the
+        host; "" if it can."""
         if not self.secrets:
             return ""
         for name, value in headers:

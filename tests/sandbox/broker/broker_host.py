@@ -1,5 +1,5 @@
-"""Becomes the broker: `python -m tests.sandbox.broker.broker_host CHANNEL READY ALIVE UID`. The plan and the values
-come as JSON on stdin."""
+"""Becomes the broker: `python -m tests.sandbox.broker.broker_host CHANNEL READY ALIVE UID`. The plan and the
+values come as JSON on stdin."""
 
 from __future__ import annotations
 
@@ -17,5 +17,7 @@ if __name__ == "__main__":
         tuple(given["requests"]),
         tuple(given["authorities"]),
     )
-    hidden = [HiddenValue(name, *(text.encode("latin-1") for text in texts)) for name, *texts in given["hidden"]]
+    hidden = [
+        HiddenValue(name, *(text.encode("latin-1") for text in texts)) for name, *texts in given["hidden"]
+    ]
     run_broker(channel, plan, hidden, ready, alive, (uid, uid) if uid >= 0 else None)

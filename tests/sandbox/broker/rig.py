@@ -140,7 +140,9 @@ class Client(Reader):
     def send(self, data: bytes) -> None:
         self.connection.sendall(data)
 
-    def ask(self, target: str = "/", method: str = "GET", headers: Sequence[str] = (), body: bytes = b"") -> Answer:
+    def ask(
+        self, target: str = "/", method: str = "GET", headers: Sequence[str] = (), body: bytes = b""
+    ) -> Answer:
         lines = [f"{method} {target} HTTP/1.1", f"Host: {HOST}", *headers]
         if body:
             lines.append(f"Content-Length: {len(body)}")
@@ -206,7 +208,13 @@ class Rig:
     # --- servers -----------------------------------------------------------------------------------
 
     def serve(
-        self, handler: Handler, *, tls: bool = True, name: str = HOST, authority: trustme.CA | None = None, **more: Any
+        self,
+        handler: Handler,
+        *,
+        tls: bool = True,
+        name: str = HOST,
+        authority: trustme.CA | None = None,
+        **more: Any,
     ) -> Server:
         context = None
         if tls:
@@ -224,7 +232,9 @@ class Rig:
         dialled = socket.create_connection(("127.0.0.1", server.port))
         with theirs, dialled:
             rights = array.array("i", [theirs.fileno(), dialled.fileno()])
-            self.channel.sendmsg([f"{port} {host}".encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+            self.channel.sendmsg(
+                [f"{port} {host}".encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)]
+            )
         return ours
 
     def connect(

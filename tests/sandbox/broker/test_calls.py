@@ -15,8 +15,31 @@ from tests.tables import one_case
 ARCHES = ("x86_64", "aarch64")
 BY_ARGUMENT = {"setsockopt", "ioctl", "mmap", "mprotect"}
 NEVER = {
-    *("socket", "connect", "bind", "listen", "accept", "accept4", "open", "openat", "openat2", "execve", "execveat"),
-    *("fork", "vfork", "clone", "clone3", "kill", "ptrace", "process_vm_readv", "sendmsg", "splice", "memfd_create"),
+    *(
+        "socket",
+        "connect",
+        "bind",
+        "listen",
+        "accept",
+        "accept4",
+        "open",
+        "openat",
+        "openat2",
+        "execve",
+        "execveat",
+    ),
+    *(
+        "fork",
+        "vfork",
+        "clone",
+        "clone3",
+        "kill",
+        "ptrace",
+        "process_vm_readv",
+        "sendmsg",
+        "splice",
+        "memfd_create",
+    ),
     *("socketpair", "pipe2", "dup3", "prctl", "seccomp", "io_uring_setup", "unlinkat", "stat", "newfstatat"),
 }
 

@@ -63,8 +63,34 @@ def test_one_normal_path(target: str, path: str) -> None:
     "target",
     [
         *("/a/../b", "/a/./b", "/..", "/.", "/a//b", "//a", "/a/..;x/b", "/a/.;/b", "/a/;x/b", "/a/%2e%2e/b"),
-        *("/a%2fb", "/a%2Fb", "/a%5cb", "/a\\b", "/a%252fb", "/a%", "/a%4", "/a%zz", "/a%00", "/a%0a", "/a%7f"),
-        *("/a%c2%85", "/a%c0%af", "/a%ff", "/a\x00", "/a\n", "/a b", "/é", "a", "", "*", "http://x/a", "/a#b", "?a"),
+        *(
+            "/a%2fb",
+            "/a%2Fb",
+            "/a%5cb",
+            "/a\\b",
+            "/a%252fb",
+            "/a%",
+            "/a%4",
+            "/a%zz",
+            "/a%00",
+            "/a%0a",
+            "/a%7f",
+        ),
+        *(
+            "/a%c2%85",
+            "/a%c0%af",
+            "/a%ff",
+            "/a\x00",
+            "/a\n",
+            "/a b",
+            "/é",
+            "a",
+            "",
+            "*",
+            "http://x/a",
+            "/a#b",
+            "?a",
+        ),
     ],
 )
 def test_what_is_read_in_two_ways_is_refused(target: str) -> None:
@@ -72,7 +98,9 @@ def test_what_is_read_in_two_ways_is_refused(target: str) -> None:
         normal_path(target)
 
 
-RULES = [parse_rule(text) for text in ("GET,HEAD a.example:443/x/**", "* a.example:443/y", "PUT *.b.example:8000")]
+RULES = [
+    parse_rule(text) for text in ("GET,HEAD a.example:443/x/**", "* a.example:443/y", "PUT *.b.example:8000")
+]
 
 
 @one_case(

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
 
-from sandbox.broker import placeholder as module
 from sandbox.broker.placeholder import PREFIXES, make_placeholder, same_shape
 from tests.tables import one_case
 
@@ -20,7 +20,10 @@ JWT = b"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_
         (b"0123456789abcdef0123456789abcdef", rb"[0-9a-f]{32}"),
         (b"0123456789ABCDEF0123456789ABCDEF", rb"[0-9A-F]{32}"),
         (b"12345678901234567890123456789012", rb"\d{32}"),
-        (b"01234567-89ab-4cde-8f01-23456789abcd", rb"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-8[0-9a-f]{3}-[0-9a-f]{12}"),
+        (
+            b"01234567-89ab-4cde-8f01-23456789abcd",
+            rb"[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-8[0-9a-f]{3}-[0-9a-f]{12}",
+        ),
         (JWT, rb"eyJhbGciOiJIUzI1NiJ9\.eyJ[A-Za-z0-9]+\.[A-Za-z0-9]+_[A-Za-z0-9]+"),
         (b"sk-ant-api03-" + b"Zz9_" * 10, rb"sk-ant-[a-z]{3}\d\d-(?:[A-Z][a-z]\d_){10}"),
     ],
@@ -40,11 +43,16 @@ def test_known_prefixes_are_kept() -> None:
 def test_longer_prefixes_come_first() -> None:
     places = {prefix: place for place, prefix in enumerate(PREFIXES)}
     assert not [
-        (one, other) for one in places for other in places if other.startswith(one) and places[one] < places[other]
+        (one, other)
+        for one in places
+        for other in places
+        if other.startswith(one) and places[one] < places[other]
     ]
 
 
-@pytest.mark.parametrize("value", [b"", b"short", b"ghp_abc", b"1" * 19, b"z" * 13, b"-" * 40, b"ghp_" + b"/" * 40])
+@pytest.mark.parametrize(
+    "value", [b"", b"short", b"ghp_abc", b"1" * 19, b"z" * 13, b"-" * 40, b"ghp_" + b"/" * 40]
+)
 def test_what_is_too_short_is_refused(value: bytes) -> None:
     with pytest.raises(ValueError, match="too short"):
         make_placeholder(value)
@@ -57,7 +65,7 @@ def test_a_little_more_is_enough() -> None:
 def test_it_is_never_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
     value = b"zzzzzzzzzzzzzzzz"
     drawn = iter([25] * 16 + [1] * 16)
-    monkeypatch.setattr(module.os, "urandom", lambda _: bytes([next(drawn)]))
+    monkeypatch.setattr(os, "urandom", lambda _: bytes([next(drawn)]))
     assert make_placeholder(value) == b"bbbbbbbbbbbbbbbb"
 
 
