@@ -25,8 +25,8 @@ _TLS_HANDSHAKE = 0x16  # the first byte of a ClientHello
 _ALPN_HTTP1, _ALPN_HTTP2 = b"\x08http/1.1", b"\x02h2"
 
 _UNTRUSTED = (
-    "was not asked: the program does not trust the certificate of this launch ({}). Let it read the authorities"
-    " in the file that SSL_CERT_FILE names; a program with a list of its own cannot use a hidden credential"
+    "was not asked: the program does not trust the certificate of this launch ({}). Let it read the"
+    " authorities in the file of SSL_CERT_FILE; a program with a list of its own can use no hidden credential"
 )
 _NO_REASON = "it ended the TLS handshake"
 _HTTP2 = "is asked with HTTP/2, and a host with a hidden credential or a rule about requests needs HTTP/1.1"
@@ -97,9 +97,8 @@ class Connection:
             if broken.side == "server" or self._record is not None:
                 self._report("failed" if broken.side == "server" else "allowed", str(broken))
         except _IdleTooLong:
-            self._report(
-                "failed", f"was closed after {IDLE_SECONDS:g} seconds without a byte (the idle limit)"
-            )
+            if self._record is not None:
+                self._report("failed", f"was closed after {IDLE_SECONDS:g} seconds without a byte")
         except h11.RemoteProtocolError as error:
             http, does = (ends.up, "is asked") if ends.up.fault else (ends.down, "answers")
             self._report(

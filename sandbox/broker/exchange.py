@@ -21,7 +21,7 @@ from sandbox.network.http_connection import HttpConnection
 
 DELIVERY_SECONDS = 5.0  # until the server has acknowledged what an ended plugin has sent
 _FIRST_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.005, 0.08  # whether it has. Doubled up to the longest
-_SWITCHING = 101
+_CONTINUE, _SWITCHING = 100, 101
 _WITHOUT_BODY = (204, 304)
 _HEAD = b"HEAD"
 
@@ -50,6 +50,10 @@ class _ServerEnded(Exception):
     """After a change of protocol."""
 
 
+class _AnsweredEarly(Exception):
+    """The answer is whole, and the request is not."""
+
+
 class Exchange:
     def __init__(
         self, tasks: Tasks, task: Task, ends: Ends, terms: HostTerms, outgoing: Outgoing, record: Record
@@ -64,7 +68,7 @@ class Exchange:
         self._switched = False
         self._server_deaf = False  # it does not take more of the request
         self._failure: BaseException | None = None  # of the answer
-        self._over = False
+        self._is_sent = self._over = False
         self.delivered = False  # the server has everything, and nobody waits for its answer
         self.leaving = False  # the plugin has ended: nobody reads the answer
 
@@ -75,8 +79,14 @@ class Exchange:
         head = h11.Request(method=outgoing.method, target=outgoing.target, headers=outgoing.headers)
         try:
             await self._ends.server.write(down.send(head))
+            await self._let_body_come()
             self._answer = self._tasks.start(self._pass_answer(), self._on_answered)
-            await self._send_body()
+            try:
+                await self._send_body()
+            except _AnsweredEarly:
+                # Nothing more goes to this server: it may take it for another request.
+                self._server_deaf = True
+            self._is_sent = True
             await self._await_answer()
             if self._failure is not None:
                 raise self._failure
@@ -99,12 +109,19 @@ class Exchange:
 
     def _tell(self) -> None:
         if not self._over:
-            if self._failure is None:
+            failure = self._failure or (None if self._is_sent or self._switched else _AnsweredEarly())
+            if failure is None:
                 self._task.wake()
             else:
-                self._task.throw(self._failure)
+                self._task.throw(failure)
 
     # --- the request -------------------------------------------------------------------------------
+
+    async def _let_body_come(self) -> None:
+        up = self._ends.up
+        if up.they_are_waiting_for_100_continue:
+            go_on = h11.InformationalResponse(status_code=_CONTINUE, headers=[], reason=b"Continue")
+            await self._ends.plugin.write(up.send(go_on))
 
     async def _send_body(self) -> None:
         while not self._server_deaf:
@@ -173,6 +190,8 @@ class Exchange:
             elif isinstance(event, h11.Response):
                 await plugin.write(up.send(self._own_response(event)))
             elif isinstance(event, h11.InformationalResponse):
+                if event.status_code == _CONTINUE:
+                    continue  # said already, if it was asked for
                 await plugin.write(up.send(self._own_response(event)))
                 if event.status_code == _SWITCHING:
                     await self._pass_down()

@@ -21,14 +21,13 @@ from tests.sandbox.broker.rig import (
     Client,
     Reader,
     Rig,
-    Server,
     echo,
     http,
     ok,
     open_rig,
 )
 from tests.sandbox.broker.test_echo import all_of
-from tests.tables import one_case
+from tests.tables import one_case, wait_for
 
 GET = f"GET / HTTP/1.1\r\nHost: {HOST}\r\n".encode()
 POST = GET.replace(b"GET", b"POST")
@@ -174,6 +173,31 @@ def test_requests_that_pass(bench: Bench, sent: bytes, first: str) -> None:
     assert (answer.status, asked) == (200, f"{first} HTTP/1.1")
     names = [name.lower() for name, _ in headers]
     assert names.count("host") == 1 and not {"upgrade", "connection", "http2-settings", "x"} & set(names)
+
+
+def test_nothing_goes_to_a_server_that_has_answered_early(bench: Bench) -> None:
+    """Some take the rest of the request for the next one."""
+    got: list[bytes] = []
+
+    def handle(connection: socket.socket) -> None:
+        reader = Reader(connection)
+        reader.head()
+        connection.sendall(ok(b"early"))
+        with contextlib.suppress(OSError):
+            got.append(reader.rest())
+        got.append(b"end")
+
+    hidden = GET.replace(b"/ ", b"/hidden ") + END
+    with bench.rig.connect(bench.rig.serve(handle)).connection as connection:
+        client = Client(connection)
+        client.send(POST + b"Content-Length: %d\r\n\r\n" % len(hidden))
+        assert client.answer().body == b"early"
+        with contextlib.suppress(OSError):
+            client.send(hidden + hidden)
+            client.rest()
+    assert bench.rig.line()["verdict"] == "allowed"
+    assert wait_for(lambda: got and got[-1] == b"end")
+    assert b"hidden" not in b"".join(got)
 
 
 @pytest.mark.parametrize("kind", ["length", "chunked"])
@@ -462,15 +486,9 @@ def test_a_reader_that_does_not_read_holds_back_the_server(bench: Bench) -> None
         client = Client(connection)
         client.send(GET.replace(HOST.encode(), HOST.encode() + b":8080") + END)
         client.head()
-        bench_thread_ended = wait(server)
-        assert bench_thread_ended and sum(sent) < total // 2
+        assert wait_for(lambda: server.ended > 0)
+        assert sum(sent) < total // 2
     assert bench.rig.line()["received"] < 1 << 20
-
-
-def wait(server: Server) -> bool:
-    from tests.tables import wait_for
-
-    return wait_for(lambda: server.ended > 0)
 
 
 def test_many_connections(bench: Bench) -> None:

@@ -228,10 +228,14 @@ def test_a_chunked_request(shared: tuple[Rig, Server, Recorder]) -> None:
     assert recorder.requests[-1][2] == b"hello world"
 
 
-def test_a_server_that_is_asked_to_continue(rig: Rig) -> None:
+def test_a_program_that_asks_whether_to_continue(rig: Rig) -> None:
+    """The broker says so, once. The server never hears of it."""
+    asked: list[str] = []
+
     def handle(connection: socket.socket) -> None:
         reader = Reader(connection)
         _, headers = reader.head()
+        asked.extend(name for name, _ in headers)
         connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         connection.sendall(ok(reader.body(headers)))
 
@@ -243,6 +247,7 @@ def test_a_server_that_is_asked_to_continue(rig: Rig) -> None:
         assert client.answer().status == 100
         client.send(b"abc")
         assert client.answer().body == b"abc"
+    assert "Expect" not in asked
 
 
 def test_events_are_passed_on_one_by_one(rig: Rig) -> None:
