@@ -12,14 +12,11 @@ import _socket as socket
 import os
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from sandbox.broker.der import TRUE, bits, integer, name_of, octets, pem, sequence, tlv
 from sandbox.gate.confine import follow_parent
 from sandbox.network.rules import LOCALHOST, HostRule
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 # The clock of the plugin may be another one. Clients accept a certificate of 398 days; a launch that lasts
 # longer has to be repeated.
@@ -97,12 +94,12 @@ def make_certificates(hosts: Hosts) -> tuple[bytes, bytes]:
     return certificates[0], key + certificates[1]
 
 
-def _point(key: EllipticCurvePrivateKey) -> bytes:
+def _point(key: Any) -> bytes:
     numbers = key.public_key().public_numbers()
     return b"\x04" + b"".join(each.to_bytes(_NUMBER_BYTES, "big") for each in (numbers.x, numbers.y))
 
 
-def _sign(key: EllipticCurvePrivateKey, point: bytes, which: int, extensions: Sequence[bytes]) -> bytes:
+def _sign(key: Any, point: bytes, which: int, extensions: Sequence[bytes]) -> bytes:
     """A certificate for the key at `point`."""
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -1,4 +1,4 @@
-"""Exchange: one request of the plugin and its answer. The request goes up in the connection's task, the
+"""HttpExchange: one request of the plugin and its answer. The request goes up in the connection's task, the
 answer comes down in one of its own.
 
 An answer that was cut never ends in order: neither the chunks of HTTP nor TLS get their end. A request that
@@ -15,7 +15,7 @@ import h11
 from sandbox.broker.echo import EchoFilter
 from sandbox.broker.stream import Stream, StreamBroken
 from sandbox.broker.tasks import Task, Tasks
-from sandbox.broker.terms import HostTerms, Outgoing, Refused, nominated
+from sandbox.broker.terms import HostTerms, Outgoing, RequestRefused, nominated
 from sandbox.broker.websocket import FrameFilter, NotAFrame
 from sandbox.network.http_connection import HttpConnection
 
@@ -26,7 +26,7 @@ _WITHOUT_BODY = (204, 304)
 _HEAD = b"HEAD"
 
 
-class Ends(NamedTuple):
+class BothEnds(NamedTuple):
     """Both ends of a connection, with what is read and written there."""
 
     plugin: Stream
@@ -54,9 +54,9 @@ class _AnsweredEarly(Exception):
     """The answer is whole, and the request is not."""
 
 
-class Exchange:
+class HttpExchange:
     def __init__(
-        self, tasks: Tasks, task: Task, ends: Ends, terms: HostTerms, outgoing: Outgoing, record: Record
+        self, tasks: Tasks, task: Task, ends: BothEnds, terms: HostTerms, outgoing: Outgoing, record: Record
     ) -> None:
         self._tasks = tasks
         self._task = task  # the connection's, in which run() runs
@@ -206,12 +206,12 @@ class Exchange:
                 raise StreamBroken("was closed by the server before it answered", "server")
 
     def _own_response(self, event: Any) -> Any:
-        """The head that the plugin gets. Raises Refused."""
+        """The head that the plugin gets. Raises RequestRefused."""
         status, headers = event.status_code, event.headers
         self._record.status = status
         has_body = status not in _WITHOUT_BODY and self._outgoing.method != _HEAD
         if has_body and (reason := self._terms.unreadable(headers)):
-            raise Refused(reason, "Let the server answer without it.", 502)
+            raise RequestRefused(reason, "Let the server answer without it.", 502)
         kept = self._terms.answer_headers(headers, upgrade=status == _SWITCHING)
         reason_phrase = self._terms.echoes.replace(event.reason)
         if isinstance(event, h11.InformationalResponse):
