@@ -77,6 +77,10 @@ class Connection:
         self._task = self._tasks.start(self._run(), self._on_end)
         self._idle = self._tasks.loop.call_later(IDLE_SECONDS, self._on_idle)
 
+    @property
+    def _is_cut(self) -> bool:
+        return self._exchange is not None and self._exchange.is_cut
+
     def leave(self) -> None:
         """The plugin has ended: end when what it sent is delivered."""
         self._leaving = True
@@ -106,7 +110,7 @@ class Connection:
             )
             del error
         finally:
-            ends.server.close(in_order=in_order)
+            ends.server.close(in_order=in_order and not self._is_cut)
             ends.plugin.close(in_order=in_order)
 
     def _on_end(self, failure: BaseException | None) -> None:
@@ -166,7 +170,8 @@ class Connection:
         except RequestRefused as refused:
             await self._turn_away(refused)
         until = self._tasks.loop.now + LINGER_SECONDS
-        await self._ends.server.finish(until)
+        if not self._is_cut:
+            await self._ends.server.finish(until)
         await self._linger(until)
         return True
 

@@ -72,6 +72,11 @@ class HttpExchange:
         self.delivered = False  # the server has everything, and nobody waits for its answer
         self.leaving = False  # the plugin has ended: nobody reads the answer
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the server has got a part of the request only."""
+        return self._server_deaf or not self._is_sent
+
     async def run(self) -> bool:
         """Returns whether another request may follow on the connection."""
         up, down = self._ends.up, self._ends.down

@@ -187,9 +187,7 @@ class HostTerms:
             self._check_authority(found["authority"])
             own = found["path"] if found["path"].startswith("/") else f"/{found['path']}"
         if "#" in own:
-            raise RequestRefused(
-                "is asked for a path with a number sign, which programs read in different ways"
-            )
+            raise RequestRefused("is asked for a path with a number sign, which programs read in two ways")
         return own
 
     @property
@@ -241,9 +239,7 @@ class HostTerms:
         if not asked or asked == [b"h2c"]:
             return False  # an offer that a server may leave out, as we do
         if asked != [_WEBSOCKET]:
-            raise RequestRefused(
-                "is asked to change to another protocol than websocket, which nobody could check"
-            )
+            raise RequestRefused("is asked to change to another protocol than websocket")
         return b"upgrade" in nominated(request.headers)
 
     def _headers(self, request: h11.Request, *, upgrades: bool) -> tuple[Headers, dict[str, None]]:

@@ -228,6 +228,24 @@ def test_a_chunked_request(shared: tuple[Rig, Server, Recorder]) -> None:
     assert recorder.requests[-1][2] == b"hello world"
 
 
+def test_nothing_behind_the_last_chunk_of_a_request_is_passed_on(rig: Rig) -> None:
+    got: list[bytes] = []
+
+    def handle(connection: socket.socket) -> None:
+        reader = Reader(connection)
+        reader.head()
+        got.append(reader.until(b"0\r\n"))
+        got.append(reader.until(b"\r\n"))
+        connection.sendall(ok(b""))
+
+    with rig.connect(rig.serve(handle)).connection as connection:
+        client = Client(connection)
+        client.send(f"POST / HTTP/1.1\r\nHost: {HOST}\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        client.send(b"2\r\nab\r\n0\r\nX-HTTP-Method-Override: DELETE\r\n\r\n")
+        assert client.answer().status == 200
+    assert got[-1] == b"\r\n"
+
+
 def test_a_program_that_asks_whether_to_continue(rig: Rig) -> None:
     """The broker says so, once. The server never hears of it."""
     asked: list[str] = []
