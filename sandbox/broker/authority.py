@@ -1,9 +1,9 @@
 """The authority of one launch, and the certificate that the broker shows to the plugin.
 
-Both are made before the plugin runs, in a process of its own that then ends: `cryptography` takes 16 MB, and the
-key of the authority is needed for a moment only. Nobody can sign anything else with it afterwards. One
-certificate is for all hosts, because a confined process can load no other: OpenSSL's context takes it from a file.
-So a name that is more than one label below a rule such as *.example.com has no certificate.
+Both are made before the plugin runs, in a process of its own that then ends: `cryptography` takes 16 MB, and
+the key of the authority is needed for a moment only. Nobody can sign anything else with it afterwards. One
+certificate is for all hosts, because a confined process can load no other: OpenSSL's context takes it from a
+file. So a name that is more than one label below a rule such as *.example.com has no certificate.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ import _socket as socket
 import os
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from sandbox.broker.der import TRUE, bits, integer, name_of, octets, pem, sequence, tlv
 from sandbox.gate.confine import follow_parent
 from sandbox.network.rules import LOCALHOST, HostRule
 
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-
-# The clock of the plugin may be another one. Clients accept a certificate of 398 days; a launch that lasts longer
-# has to be repeated.
+# The clock of the plugin may be another one. Clients accept a certificate of 398 days; a launch that lasts
+# longer has to be repeated.
 _DAYS_BEFORE, _DAYS_AFTER = 1, 396
 LOCAL_ADDRESSES = ("127.0.0.1", "::1")
 _NOBODY = "invalid"  # a name that no host has (RFC 2606), for constraints that allow no name at all
@@ -97,12 +94,12 @@ def make_certificates(hosts: Hosts) -> tuple[bytes, bytes]:
     return certificates[0], key + certificates[1]
 
 
-def _point(key: EllipticCurvePrivateKey) -> bytes:
+def _point(key: Any) -> bytes:
     numbers = key.public_key().public_numbers()
     return b"\x04" + b"".join(each.to_bytes(_NUMBER_BYTES, "big") for each in (numbers.x, numbers.y))
 
 
-def _sign(key: EllipticCurvePrivateKey, point: bytes, which: int, extensions: Sequence[bytes]) -> bytes:
+def _sign(key: Any, point: bytes, which: int, extensions: Sequence[bytes]) -> bytes:
     """A certificate for the key at `point`."""
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -138,7 +135,8 @@ def _extension(number: int, content: bytes, *, critical: bool = False) -> bytes:
 
 
 def _of_authority(hosts: Hosts, own: bytes) -> list[bytes]:
-    """It is for these hosts and nobody else. A kind of name that is not mentioned would not be constrained."""
+    """It is for these hosts and nobody else. A kind of name that is not mentioned would not be
+    constrained."""
     names = [_dns(name.removeprefix("*.")) for name in hosts.names] or [_dns(_NOBODY)]
     addresses = [_network(packed, b"\xff" * len(packed)) for packed in map(_pack, hosts.addresses)]
     constraints = tlv(0xA0, *map(sequence, (*names, *addresses)))

@@ -1,10 +1,11 @@
-"""The broker of one plugin: a process of its own, forked and not executed, that alone knows the hidden values.
+"""The broker of one plugin: a process of its own, forked and not executed, that alone knows the hidden
+values.
 
     P --fork--> broker --fork--> authority: makes the certificates, writes one to `ready`, ends
                 broker: reads the roots of the system, confines itself, takes connections from the gate
 
-The gate judges each connection, dials it, and hands both of its ends over on `channel`. The broker ends when the
-gate has closed that, when the process that forked it ends, or by an unexpected error.
+The gate judges each connection, dials it, and hands both of its ends over on `channel`. The broker ends when
+the gate has closed that, when the process that forked it ends, or by an unexpected error.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from sandbox.network.rules import parse_rule
 from sandbox.seccomp.filter import machine_arch
 
 if TYPE_CHECKING:
-    from sandbox.broker.connection import Connection, Surroundings
+    from sandbox.broker.connection import BrokerParts, Connection
 
 # Exit codes of the broker's process.
 EXIT_ENDED = 0  # the gate has closed the channel
@@ -57,7 +58,7 @@ _MOST_TEXT_CHARACTERS = 300
 _FD = struct.Struct("i")
 
 
-class _Ended(Exception):
+class _GateEnded(Exception):
     """The gate has ended."""
 
 
@@ -115,20 +116,20 @@ class PluginBroker:
         self._loop = Loop()
         self._tasks = Tasks(self._loop)
         self._connections: set[Connection] = set()
-        self._around: Surroundings | None = None
+        self._around: BrokerParts | None = None
         self._channel: socket.socket | None = None
         self._leaving = False
 
     def load(self, authority: int, chain: bytes) -> None:
         """Load what needs files: the certificate for the plugin, and the roots of servers."""
-        from sandbox.broker.connection import Surroundings
+        from sandbox.broker.connection import BrokerParts
         from sandbox.broker.tls import make_plugin_context, make_server_context, rehearse
 
         server_tls = make_server_context(self._authorities)
         if not chain or os.waitpid(authority, 0)[1]:
             raise ConfinementError("the certificates could not be made")
         plugin_tls = make_plugin_context(chain)
-        self._around = Surroundings(self._tasks, self._terms, self._report, plugin_tls, server_tls)
+        self._around = BrokerParts(self._tasks, self._terms, self._report, plugin_tls, server_tls)
         rehearse(plugin_tls, server_tls)
         _preload()
 
@@ -139,7 +140,7 @@ class PluginBroker:
         self._loop.watch(alive, READ, lambda _: self._leave(alive))
         try:
             self._loop.run(cpu_limiter.throttle)
-        except (_Ended, CpuTimeSpent):
+        except (_GateEnded, CpuTimeSpent):
             pass
 
     def _leave(self, alive: int) -> None:
@@ -161,9 +162,9 @@ class PluginBroker:
             except BlockingIOError:
                 return
             except OSError:
-                raise _Ended from None
+                raise _GateEnded from None
             if not message:
-                raise _Ended
+                raise _GateEnded
             received = [
                 socket.socket(fileno=fd)
                 for level, kind, data in rights

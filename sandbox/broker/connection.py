@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import h11
 
-from sandbox.broker.exchange import Ends, Exchange, Record, read_event
+from sandbox.broker.exchange import BothEnds, HttpExchange, Record, read_event
 from sandbox.broker.stream import Stream, StreamBroken, TimeSpent, TlsRefused
 from sandbox.broker.tasks import Tasks
-from sandbox.broker.terms import BrokerTerms, HostTerms, Refused
+from sandbox.broker.terms import BrokerTerms, HostTerms, RequestRefused
 from sandbox.broker.tls import AskedName, Context
 from sandbox.network.http_connection import HttpConnection
 
@@ -25,8 +25,8 @@ _TLS_HANDSHAKE = 0x16  # the first byte of a ClientHello
 _ALPN_HTTP1, _ALPN_HTTP2 = b"\x08http/1.1", b"\x02h2"
 
 _UNTRUSTED = (
-    "was not asked: the program does not trust the certificate of this launch ({}). Let it read the authorities in the "
-    "file that SSL_CERT_FILE names; a program with a list of its own cannot use a hidden credential"
+    "was not asked: the program does not trust the certificate of this launch ({}). Let it read the"
+    " authorities in the file of SSL_CERT_FILE; a program with a list of its own can use no hidden credential"
 )
 _NO_REASON = "it ended the TLS handshake"
 _HTTP2 = "is asked with HTTP/2, and a host with a hidden credential or a rule about requests needs HTTP/1.1"
@@ -34,7 +34,7 @@ _HTTP2_ADVICE = "Let the program speak HTTP/1.1."
 _UNANSWERED = "got the whole request, and the plugin ended before the answer"
 
 
-class Surroundings(NamedTuple):
+class BrokerParts(NamedTuple):
     """What all connections share."""
 
     tasks: Tasks
@@ -45,7 +45,8 @@ class Surroundings(NamedTuple):
 
 
 class Failed(Exception):
-    """The connection is not what it should be. The text is the rest of a sentence that begins with the host."""
+    """The connection is not what it should be. The text is the rest of a sentence that begins with the
+    host."""
 
 
 class _IdleTooLong(Exception):
@@ -55,7 +56,7 @@ class _IdleTooLong(Exception):
 class Connection:
     def __init__(
         self,
-        around: Surroundings,
+        around: BrokerParts,
         host: str,
         port: int,
         plugin: Stream,
@@ -66,15 +67,19 @@ class Connection:
         self._tasks = around.tasks
         self._host, self._port = host, port
         up, down = (HttpConnection(role, MOST_HEAD_BYTES) for role in (h11.SERVER, h11.CLIENT))
-        self._ends = Ends(plugin, server, up, down)
+        self._ends = BothEnds(plugin, server, up, down)
         self._done = done
         self._terms: HostTerms | None = None
         self._record: Record | None = None  # of the request that has no line yet
-        self._exchange: Exchange | None = None
+        self._exchange: HttpExchange | None = None
         self._server_fault = ""
         self._leaving = False
         self._task = self._tasks.start(self._run(), self._on_end)
         self._idle = self._tasks.loop.call_later(IDLE_SECONDS, self._on_idle)
+
+    @property
+    def _is_cut(self) -> bool:
+        return self._exchange is not None and self._exchange.is_cut
 
     def leave(self) -> None:
         """The plugin has ended: end when what it sent is delivered."""
@@ -96,9 +101,8 @@ class Connection:
             if broken.side == "server" or self._record is not None:
                 self._report("failed" if broken.side == "server" else "allowed", str(broken))
         except _IdleTooLong:
-            self._report(
-                "failed", f"was closed after {IDLE_SECONDS:g} seconds without a byte (the idle limit)"
-            )
+            if self._record is not None:
+                self._report("failed", f"was closed after {IDLE_SECONDS:g} seconds without a byte")
         except h11.RemoteProtocolError as error:
             http, does = (ends.up, "is asked") if ends.up.fault else (ends.down, "answers")
             self._report(
@@ -106,7 +110,7 @@ class Connection:
             )
             del error
         finally:
-            ends.server.close(in_order=in_order)
+            ends.server.close(in_order=in_order and not self._is_cut)
             ends.plugin.close(in_order=in_order)
 
     def _on_end(self, failure: BaseException | None) -> None:
@@ -160,13 +164,14 @@ class Connection:
         try:
             if not secure and self._port == _HTTPS_PORT:
                 self._record = Record(self._tasks.loop.now)
-                raise Refused(f"is asked without TLS on port {_HTTPS_PORT}")
+                raise RequestRefused(f"is asked without TLS on port {_HTTPS_PORT}")
             while await self._serve_request(self._terms):
                 pass
-        except Refused as refused:
+        except RequestRefused as refused:
             await self._turn_away(refused)
         until = self._tasks.loop.now + LINGER_SECONDS
-        await self._ends.server.finish(until)
+        if not self._is_cut:
+            await self._ends.server.finish(until)
         await self._linger(until)
         return True
 
@@ -218,7 +223,9 @@ class Connection:
         except h11.RemoteProtocolError as error:
             raise self._describe(error) from None
         except TimeSpent:
-            raise Refused(f"got no whole request within {HEAD_SECONDS:g} seconds", status=408) from None
+            raise RequestRefused(
+                f"got no whole request within {HEAD_SECONDS:g} seconds", status=408
+            ) from None
         except StreamBroken:
             if self._ends.up.trailing_data[0]:
                 raise
@@ -231,9 +238,9 @@ class Connection:
         outgoing = terms.judge(event)
         record.rule = outgoing.rule
         if self._server_fault:
-            raise Refused(self._server_fault, status=502, verdict="failed")
+            raise RequestRefused(self._server_fault, status=502, verdict="failed")
         record.credentials = outgoing.credentials
-        exchange = Exchange(self._tasks, self._task, self._ends, terms, outgoing, record)
+        exchange = HttpExchange(self._tasks, self._task, self._ends, terms, outgoing, record)
         exchange.leaving = self._leaving
         self._exchange = exchange
         goes_on = await exchange.run()
@@ -255,13 +262,13 @@ class Connection:
                 return False
         return True
 
-    def _describe(self, error: h11.RemoteProtocolError) -> Refused:
+    def _describe(self, error: h11.RemoteProtocolError) -> RequestRefused:
         if error.error_status_hint == _OTHER_VERSION:
-            return Refused(_HTTP2, _HTTP2_ADVICE, _OTHER_VERSION)
+            return RequestRefused(_HTTP2, _HTTP2_ADVICE, _OTHER_VERSION)
         reason = f"is asked in another way than HTTP/1.1 has it: {self._ends.up.fault}"
-        return Refused(reason, status=error.error_status_hint)
+        return RequestRefused(reason, status=error.error_status_hint)
 
-    async def _turn_away(self, refused: Refused) -> None:
+    async def _turn_away(self, refused: RequestRefused) -> None:
         """Answer in the server's place."""
         if self._record is not None:
             self._record.status = refused.status

@@ -2,9 +2,9 @@
 
 What replaces has the length of what it replaces, so no length in the answer changes. A value may come in two
 pieces. So the end of a piece is held back while it could be the beginning of a value. Whether it could is
-decided by public facts alone: the lengths, and which characters a value cannot have. If it were decided by the
-value, a plugin that lets a server repeat one character after the other would see by the delay which one is
-right.
+decided by public facts alone: the lengths, and which characters a value cannot have. If it were decided by
+the value, a plugin that lets a server repeat one character after the other would see by the delay which one
+is right.
 """
 
 from __future__ import annotations

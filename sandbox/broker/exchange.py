@@ -1,8 +1,8 @@
-"""Exchange: one request of the plugin and its answer. The request goes up in the connection's task, the answer
-comes down in one of its own.
+"""HttpExchange: one request of the plugin and its answer. The request goes up in the connection's task, the
+answer comes down in one of its own.
 
-An answer that was cut never ends in order: neither the chunks of HTTP nor TLS get their end. A request that was
-cut is reset at the server.
+An answer that was cut never ends in order: neither the chunks of HTTP nor TLS get their end. A request that
+was cut is reset at the server.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import h11
 from sandbox.broker.echo import EchoFilter
 from sandbox.broker.stream import Stream, StreamBroken
 from sandbox.broker.tasks import Task, Tasks
-from sandbox.broker.terms import HostTerms, Outgoing, Refused, nominated
+from sandbox.broker.terms import HostTerms, Outgoing, RequestRefused, nominated
 from sandbox.broker.websocket import FrameFilter, NotAFrame
 from sandbox.network.http_connection import HttpConnection
 
 DELIVERY_SECONDS = 5.0  # until the server has acknowledged what an ended plugin has sent
 _FIRST_LOOK_SECONDS, _LONGEST_LOOK_SECONDS = 0.005, 0.08  # whether it has. Doubled up to the longest
-_SWITCHING = 101
+_CONTINUE, _SWITCHING = 100, 101
 _WITHOUT_BODY = (204, 304)
 _HEAD = b"HEAD"
 
 
-class Ends(NamedTuple):
+class BothEnds(NamedTuple):
     """Both ends of a connection, with what is read and written there."""
 
     plugin: Stream
@@ -50,9 +50,13 @@ class _ServerEnded(Exception):
     """After a change of protocol."""
 
 
-class Exchange:
+class _AnsweredEarly(Exception):
+    """The answer is whole, and the request is not."""
+
+
+class HttpExchange:
     def __init__(
-        self, tasks: Tasks, task: Task, ends: Ends, terms: HostTerms, outgoing: Outgoing, record: Record
+        self, tasks: Tasks, task: Task, ends: BothEnds, terms: HostTerms, outgoing: Outgoing, record: Record
     ) -> None:
         self._tasks = tasks
         self._task = task  # the connection's, in which run() runs
@@ -64,9 +68,14 @@ class Exchange:
         self._switched = False
         self._server_deaf = False  # it does not take more of the request
         self._failure: BaseException | None = None  # of the answer
-        self._over = False
+        self._is_sent = self._over = False
         self.delivered = False  # the server has everything, and nobody waits for its answer
         self.leaving = False  # the plugin has ended: nobody reads the answer
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the server has got a part of the request only."""
+        return self._server_deaf or not self._is_sent
 
     async def run(self) -> bool:
         """Returns whether another request may follow on the connection."""
@@ -75,8 +84,14 @@ class Exchange:
         head = h11.Request(method=outgoing.method, target=outgoing.target, headers=outgoing.headers)
         try:
             await self._ends.server.write(down.send(head))
+            await self._let_body_come()
             self._answer = self._tasks.start(self._pass_answer(), self._on_answered)
-            await self._send_body()
+            try:
+                await self._send_body()
+            except _AnsweredEarly:
+                # Nothing more goes to this server: it may take it for another request.
+                self._server_deaf = True
+            self._is_sent = True
             await self._await_answer()
             if self._failure is not None:
                 raise self._failure
@@ -99,12 +114,19 @@ class Exchange:
 
     def _tell(self) -> None:
         if not self._over:
-            if self._failure is None:
+            failure = self._failure or (None if self._is_sent or self._switched else _AnsweredEarly())
+            if failure is None:
                 self._task.wake()
             else:
-                self._task.throw(self._failure)
+                self._task.throw(failure)
 
     # --- the request -------------------------------------------------------------------------------
+
+    async def _let_body_come(self) -> None:
+        up = self._ends.up
+        if up.they_are_waiting_for_100_continue:
+            go_on = h11.InformationalResponse(status_code=_CONTINUE, headers=[], reason=b"Continue")
+            await self._ends.plugin.write(up.send(go_on))
 
     async def _send_body(self) -> None:
         while not self._server_deaf:
@@ -173,6 +195,8 @@ class Exchange:
             elif isinstance(event, h11.Response):
                 await plugin.write(up.send(self._own_response(event)))
             elif isinstance(event, h11.InformationalResponse):
+                if event.status_code == _CONTINUE:
+                    continue  # said already, if it was asked for
                 await plugin.write(up.send(self._own_response(event)))
                 if event.status_code == _SWITCHING:
                     await self._pass_down()
@@ -187,12 +211,12 @@ class Exchange:
                 raise StreamBroken("was closed by the server before it answered", "server")
 
     def _own_response(self, event: Any) -> Any:
-        """The head that the plugin gets. Raises Refused."""
+        """The head that the plugin gets. Raises RequestRefused."""
         status, headers = event.status_code, event.headers
         self._record.status = status
         has_body = status not in _WITHOUT_BODY and self._outgoing.method != _HEAD
         if has_body and (reason := self._terms.unreadable(headers)):
-            raise Refused(reason, "Let the server answer without it.", 502)
+            raise RequestRefused(reason, "Let the server answer without it.", 502)
         kept = self._terms.answer_headers(headers, upgrade=status == _SWITCHING)
         reason_phrase = self._terms.echoes.replace(event.reason)
         if isinstance(event, h11.InformationalResponse):

@@ -1,7 +1,7 @@
 """Rules about requests: which one allows a method and a path.
 
-A path is compared after one normalisation. A path that two programs may read as two places is refused, because
-the server could read another one than we did.
+A path is compared after one normalisation. A path that two programs may read as two places is refused,
+because the server could read another one than we did.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def find_rule(rules: Sequence[HostRule], method: str, host: str, port: int, path
 
 
 def path_matches(pattern: str, path: str) -> bool:
-    """`*`: anything within a segment; a whole segment of it is not empty. `**`: any number of segments; at the
-    end one at least, which may be empty: it stands for what is below."""
+    """`*`: anything within a segment; a whole segment of it is not empty. `**`: any number of segments; at
+    the end one at least, which may be empty: it stands for what is below."""
     wanted, given = pattern.split("/"), path.split("/")
     if wanted[-1] == "**":
         wanted = [*wanted[:-1], "*?", "**"]

@@ -1,5 +1,5 @@
-"""What stands for a value in the cage: it has the value's length, alphabet and known prefix, because clients look
-at these before they send anything."""
+"""What stands for a value in the cage: it has the value's length, alphabet and known prefix, because clients
+look at these before they send anything."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Stream: one side of a connection, in clear text or with TLS. It is read and written in bounded pieces, and a
-write ends when the kernel has everything."""
+"""Stream: one side of a connection, in clear text or with TLS. It is read and written in bounded pieces, and
+a write ends when the kernel has everything."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""HostTerms: what holds for the requests to one host and port, and for the answers. Pure: a request becomes the
-one that is sent, or it is refused.
+"""HostTerms: what holds for the requests to one host and port, and for the answers. Pure: a request becomes
+the one that is sent, or it is refused.
 
-A request is written anew from what was read. So the server never gets a line that only it would read in another
-way.
+A request is written anew from what was read. So the server never gets a line that only it would read in
+another way.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ _OF_THE_CONNECTION = frozenset(
     (
         *(b"connection", b"keep-alive", b"proxy-connection", b"proxy-authorization", b"proxy-authenticate"),
         *(b"te", b"trailer", b"upgrade", b"http2-settings"),
+        # We say ourselves that the body may come. Some servers that answer at once take the body for the next
+        # request, which nobody would have judged.
+        b"expect",
     )
 )
 # A server that hears on these does something else than the line says that was judged.
@@ -52,7 +55,7 @@ Headers = list[tuple[bytes, bytes]]
 GivenHeaders = Any  # of h11, which does not export the type: names in lower case, and raw_items()
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request is not passed on. The text is the rest of a sentence that begins with the host."""
 
     def __init__(self, reason: str, advice: str = "", status: int = 403, verdict: str = "refused") -> None:
@@ -155,12 +158,14 @@ class HostTerms:
         return host.text == self.host or (self.host == LOCALHOST and host.text in LOCAL_ADDRESSES)
 
     def judge(self, request: h11.Request) -> Outgoing:
-        """Raises Refused."""
+        """Raises RequestRefused."""
         method, target = request.method.decode("ascii"), request.target.decode("ascii")
         if not _METHOD.match(method) or method in NEVER_ALLOWED:
-            raise Refused(f"is asked with the method {method[:32]!a}, which is never passed on")
+            raise RequestRefused(f"is asked with the method {method[:32]!a}, which is never passed on")
         if request.http_version != b"1.1":
-            raise Refused("is asked with HTTP/1.0, in which an answer that was cut looks whole", status=505)
+            raise RequestRefused(
+                "is asked with HTTP/1.0, in which an answer that was cut looks whole", status=505
+            )
         target = self._own_target(method, target)
         self._check_host(request)
         rule = self._find_rule(method, target, request)
@@ -177,12 +182,12 @@ class HostTerms:
         if target.startswith("/") or (target == "*" and method == "OPTIONS"):
             own = target
         elif (found := _ABSOLUTE.match(target)) is None or found["scheme"].lower() != self._scheme:
-            raise Refused("is asked for something that is no path")
+            raise RequestRefused("is asked for something that is no path")
         else:
             self._check_authority(found["authority"])
             own = found["path"] if found["path"].startswith("/") else f"/{found['path']}"
         if "#" in own:
-            raise Refused("is asked for a path with a number sign, which programs read in different ways")
+            raise RequestRefused("is asked for a path with a number sign, which programs read in two ways")
         return own
 
     @property
@@ -197,9 +202,9 @@ class HostTerms:
         try:
             host, port = parse_authority(text, 443 if self.secure else 80)
         except ValueError:
-            raise Refused("is asked for another host in its headers: that is no name") from None
+            raise RequestRefused("is asked for another host in its headers: that is no name") from None
         if not self._is_this(host) or port != self.port:
-            raise Refused(
+            raise RequestRefused(
                 f"is asked for {f'{host}:{port}'!a} in the headers, and that is another place", status=421
             )
 
@@ -208,7 +213,7 @@ class HostTerms:
             return ""
         for name, _ in request.headers:
             if name in _OTHER_REQUEST:
-                raise Refused(
+                raise RequestRefused(
                     f"is asked with the header {name.decode()}, which may stand for another request"
                 )
         path = target
@@ -216,14 +221,14 @@ class HostTerms:
             try:
                 path = normal_path(target)
             except ValueError as error:
-                raise Refused(
+                raise RequestRefused(
                     f"is asked for a path that {error}; the rules about requests need a plain one"
                 ) from None
         rule = find_rule(self._rules, method, self.host, self.port, path)
         if rule is None:
             listed = "; ".join(map(str, self._rules[:_MOST_LISTED]))
             shown = self.show_path(path.encode())
-            raise Refused(
+            raise RequestRefused(
                 f"is asked for {method} {shown}, and no rule about requests allows that (rules: {listed})",
                 f"To allow it, add a rule: --net '{method} {self.host}:{self.port}{shown}'.",
             )
@@ -234,7 +239,7 @@ class HostTerms:
         if not asked or asked == [b"h2c"]:
             return False  # an offer that a server may leave out, as we do
         if asked != [_WEBSOCKET]:
-            raise Refused("is asked to change to another protocol than websocket, which nobody could check")
+            raise RequestRefused("is asked to change to another protocol than websocket")
         return b"upgrade" in nominated(request.headers)
 
     def _headers(self, request: h11.Request, *, upgrades: bool) -> tuple[Headers, dict[str, None]]:
@@ -274,8 +279,8 @@ class HostTerms:
         return self.echoes.replace_in(kept)
 
     def unreadable(self, headers: GivenHeaders) -> str:
-        """Why an answer cannot be searched for the value, as the rest of a sentence that begins with the host;
-        "" if it can."""
+        """Why an answer cannot be searched for the value, as the rest of a sentence that begins with the
+        host; "" if it can."""
         if not self.secrets:
             return ""
         for name, value in headers:

@@ -1,7 +1,7 @@
 """FrameFilter: what a server sends over a websocket, with the values replaced in its messages.
 
-A message may be cut into frames anywhere. So frames of messages are written anew, as they come, and a message is
-searched as a whole. Control frames pass between them.
+A message may be cut into frames anywhere. So frames of messages are written anew, as they come, and a message
+is searched as a whole. Control frames pass between them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Becomes the broker: `python -m tests.sandbox.broker.broker_host CHANNEL READY ALIVE UID`. The plan and the values
-come as JSON on stdin."""
+"""Becomes the broker: `python -m tests.sandbox.broker.broker_host CHANNEL READY ALIVE UID`. The plan and the
+values come as JSON on stdin."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
+import os
 import re
 
 import pytest
 
-from sandbox.broker import placeholder as module
 from sandbox.broker.placeholder import PREFIXES, make_placeholder, same_shape
 from tests.tables import one_case
 
@@ -65,7 +65,7 @@ def test_a_little_more_is_enough() -> None:
 def test_it_is_never_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
     value = b"zzzzzzzzzzzzzzzz"
     drawn = iter([25] * 16 + [1] * 16)
-    monkeypatch.setattr(module.os, "urandom", lambda _: bytes([next(drawn)]))
+    monkeypatch.setattr(os, "urandom", lambda _: bytes([next(drawn)]))
     assert make_placeholder(value) == b"bbbbbbbbbbbbbbbb"
 
 
