@@ -6,6 +6,7 @@ import os
 import time
 
 from runner.outcome import EXEC_REFUSED, Failure, Outcome
+from sandbox.broker.placeholder import make_placeholder
 from sandbox.cell.contents import Contents
 from sandbox.network.credentials import BrokerPlan, Credential
 from sandbox.spec import LITERAL
@@ -44,6 +45,10 @@ def with_hidden(
             raise _refused(
                 credential, f"its value {fault}", "hide only what travels in requests, as tokens do"
             )
+        try:
+            make_placeholder(value)
+        except ValueError as error:
+            raise _refused(credential, f"its value {error}", "nobody may guess the placeholder") from None
         values[credential.name] = value
     if contents is None:
         return Contents(hidden=values)

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sandbox.broker.der import TRUE, bits, integer, name_of, octets, pem, sequence, tlv
-from sandbox.gate.confine import follow_parent
-from sandbox.network.rules import LOCALHOST, HostRule
+from sandbox.network.rules import LOCALHOST, HostRule, parse_rule
 
 # The clock of the plugin may be another one. Clients accept a certificate of 398 days; a launch that lasts
 # longer has to be repeated.
@@ -49,27 +48,12 @@ def hosts_of(rules: Sequence[HostRule]) -> Hosts:
     return Hosts(tuple(names), tuple(addresses))
 
 
-def fork_authority(hosts: Hosts, told: int, also_close: Sequence[int]) -> tuple[int, int]:
-    """Make the certificates in a process of its own. The authority's goes to the pipe `told`; the key and the
-    certificate for the plugin come from the second result, a pipe. The first result is the pid."""
-    ours, theirs = os.pipe2(os.O_CLOEXEC)
-    parent = os.getpid()
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            os.close(ours)
-            for fd in also_close:
-                os.close(fd)
-            follow_parent(lambda: os.getppid() == parent)
-            authority, chain = make_certificates(hosts)
-            _write(theirs, chain)
-            _write(told, authority)
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(theirs)
-    return pid, ours
+def run_authority(rules: Sequence[str], told: int, chain: int) -> None:
+    """Make the certificates, in a process of its own. The authority's goes to the pipe `told`; the key and
+    the certificate for the plugin go to `chain`. `rules`: for which hosts."""
+    authority, own = make_certificates(hosts_of([parse_rule(rule) for rule in rules]))
+    _write(told, authority)
+    _write(chain, own)
 
 
 def _write(fd: int, data: bytes) -> None:

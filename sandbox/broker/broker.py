@@ -1,8 +1,8 @@
 """The broker of one plugin: a process of its own, forked and not executed, that alone knows the hidden
 values.
 
-    P --fork--> broker --fork--> authority: makes the certificates, writes one to `ready`, ends
-                broker: reads the roots of the system, confines itself, takes connections from the gate
+    P --fork--> authority: makes the certificates, writes one to P and one to the broker, ends
+    P --fork--> broker: reads the roots of the system, confines itself, takes connections from the gate
 
 The gate judges each connection, dials it, and hands both of its ends over on `channel`. The broker ends when
 the gate has closed that, when the process that forked it ends, or by an unexpected error.
@@ -21,12 +21,10 @@ import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
-from sandbox.broker.authority import fork_authority, hosts_of
 from sandbox.broker.calls import broker_filter
 from sandbox.broker.tasks import Tasks
 from sandbox.gate.audit import MOST_LINE_BYTES, encode_line
 from sandbox.gate.confine import (
-    ConfinementError,
     close_others,
     confine,
     follow_parent,
@@ -38,7 +36,6 @@ from sandbox.gate.cpu_limiter import CpuLimiter, CpuTimeSpent
 from sandbox.gate.loop import READ, Loop
 from sandbox.network.credentials import BrokerPlan, HiddenValue
 from sandbox.network.hosts import read_address
-from sandbox.network.rules import parse_rule
 from sandbox.seccomp.filter import machine_arch
 
 if TYPE_CHECKING:
@@ -66,7 +63,7 @@ def run_broker(
     channel: int,
     plan: BrokerPlan,
     hidden: Sequence[HiddenValue],
-    ready: int,
+    chain: int,
     alive: int,
     identity: tuple[int, int] | None,
     *,
@@ -75,27 +72,23 @@ def run_broker(
 ) -> NoReturn:
     """Serve until the gate has ended. Call it in a forked child of a process with one thread.
 
-    `channel`: the socket to the gate. `ready`: a pipe for the authority's certificate, which is closed then.
-    `alive`: a pipe that is readable when the plugin has ended. `identity`: the uid and gid to change to, if
-    root. `cores`, `seconds`: the plugin's limits of processor time. A broker that cannot begin writes nothing
-    to `ready`.
+    `channel`: the socket to the gate. `chain`: a pipe that has the key and the certificate for the plugin
+    (authority.py). `alive`: a pipe that is readable when the plugin has ended. `identity`: the uid and gid to
+    change to, if root. `cores`, `seconds`: the plugin's limits of processor time.
     """
     code = EXIT_UNCONFINED
     try:
         # The collector would touch objects of the launching process, and so copy the pages they are in.
         gc.freeze()
         leave_terminal()
-        close_others({channel, ready, alive})
+        close_others({channel, chain, alive})
         forbid_tracing()
         follow_parent(lambda: _is_open(alive))
         forget_environment()
-        hosts = hosts_of([parse_rule(host) for host in plan.hosts])
-        authority, own = fork_authority(hosts, ready, (channel, alive))
-        os.close(ready)
-        # The launch waits for the certificate. So this process waits too, and leaves it the processors.
-        chain = _read_all(own)
+        # The launch waits for the certificates. So this process waits too, and leaves it the processors.
+        certificates = _read_all(chain)
         broker = PluginBroker(plan, hidden)
-        broker.load(authority, chain)
+        broker.load(certificates)
         cpu_limiter = CpuLimiter(cores, seconds, alive)
         program = broker_filter(machine_arch())
         descriptors = MOST_CONNECTIONS * _FDS_PER_CONNECTION + _MORE_FDS
@@ -120,15 +113,13 @@ class PluginBroker:
         self._channel: socket.socket | None = None
         self._leaving = False
 
-    def load(self, authority: int, chain: bytes) -> None:
+    def load(self, certificates: bytes) -> None:
         """Load what needs files: the certificate for the plugin, and the roots of servers."""
         from sandbox.broker.connection import BrokerParts
         from sandbox.broker.tls import make_plugin_context, make_server_context, rehearse
 
+        plugin_tls = make_plugin_context(certificates)
         server_tls = make_server_context(self._authorities)
-        if not chain or os.waitpid(authority, 0)[1]:
-            raise ConfinementError("the certificates could not be made")
-        plugin_tls = make_plugin_context(chain)
         self._around = BrokerParts(self._tasks, self._terms, self._report, plugin_tls, server_tls)
         rehearse(plugin_tls, server_tls)
         _preload()

@@ -1,7 +1,7 @@
 """Start and end the broker of one plugin, and prepare its cage for it, from the launching process.
 
-The broker is forked before the gate, which hands it connections, and ends after it. Its first act is to make
-the authority of this launch: the cage has the certificate among its own authorities before anything runs.
+The broker is forked before the gate, which hands it connections, and ends after it. A process before both
+makes the authority of this launch: the cage has its certificate before anything runs.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from sandbox.plan.layers import LayerUnavailable
 from sandbox.plan.plan import LaunchPlan, Operation, ReadOnly, Text
 from sandbox.speed.scopes import ExitStack, contextmanager, suppress
 from sandbox.speed.signals import signal
-from sandbox.speed.typed import TYPE_CHECKING, Callable, Iterator, Mapping, NoReturn
+from sandbox.speed.typed import TYPE_CHECKING, Iterator, NoReturn
 
 if TYPE_CHECKING:
+    from sandbox.cell.contents import Contents
     from sandbox.spec import Limits
 
 _READY_SECONDS = 30.0
@@ -44,9 +45,8 @@ BUNDLE = "/.authorities.pem"  # in the cage
 
 class BrokerProcess:
     def __init__(
-        self, pid: int, channel: _socket.socket, alive: int, ready: int, hidden: tuple[HiddenValue, ...]
+        self, channel: _socket.socket, alive: int, ready: int, hidden: tuple[HiddenValue, ...]
     ) -> None:
-        self.pid = pid
         self.channel = channel  # the gate's end
         self._alive = alive
         self._ready = ready
@@ -79,15 +79,6 @@ class BrokerProcess:
         with suppress(BrokenPipeError):
             os.write(self._alive, b".")
 
-    def close(self) -> None:
-        """End the broker, and reap it. The gate has ended, and with it every connection: nothing is left to
-        deliver."""
-        self.channel.close()
-        for fd in (self._alive, self._ready):
-            os.close(fd)
-        os.kill(self.pid, signal.SIGKILL)  # nobody else reaps it, so the pid is still its own
-        os.waitpid(self.pid, 0)
-
 
 def _read_authorities() -> bytes:
     for path in _BUNDLES:
@@ -104,58 +95,55 @@ def _with_bundle(operations: tuple[Operation, ...], bundle: bytes) -> tuple[Oper
     return (*others, Text(BUNDLE, bundle), *(Text(place, bundle, covers=True) for place in places), last)
 
 
-def hide_values(plan: BrokerPlan, values: Mapping[str, bytes]) -> tuple[HiddenValue, ...]:
-    """A placeholder for each credential. Raises ValueError, which says what is wrong with a value and
-    nothing of it."""
-    hidden = []
-    for credential in plan.credentials:
-        try:
-            hidden.append(
-                HiddenValue(
-                    credential.name, make_placeholder(values[credential.name]), values[credential.name]
-                )
-            )
-        except ValueError as error:
-            raise ValueError(f"{credential.name} {error}") from None
-    return tuple(hidden)
+def _hide(plan: BrokerPlan, contents: Contents | None) -> tuple[HiddenValue, ...]:
+    """A placeholder for each credential."""
+    values = {} if contents is None else contents.hidden
+    return tuple(
+        HiddenValue(each.name, make_placeholder(values[each.name]), values[each.name])
+        for each in plan.credentials
+    )
 
 
 @contextmanager
 def open_broker(
-    plan: BrokerPlan,
-    hidden: tuple[HiddenValue, ...],
-    uid_range: tuple[int, int] | None,
-    limits: Limits,
-    forget: Callable[[], None] | None = None,
+    plan: BrokerPlan, contents: Contents | None, uid_range: tuple[int, int] | None, limits: Limits
 ) -> Iterator[BrokerProcess]:
     """Start the broker. Raises LayerUnavailable, and OSError if processes or descriptors are exhausted.
-    `uid_range`, `forget`: as for the gate."""
+    `uid_range`: as for the gate. `contents`: has the values."""
     with ExitStack() as stack:
-        identity = None
-        if uid_range is not None:
-            uid, lease = lease_beside(uid_range)
-            identity = uid, uid
-            stack.callback(os.close, lease)
-        ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0)
-        ready_r, ready_w = os.pipe2(os.O_CLOEXEC)
-        alive_r, alive_w = os.pipe2(os.O_CLOEXEC)
-        its = (theirs.fileno(), plan, hidden, ready_w, alive_r, identity, limits.cpu, limits.cpu_time)
-        try:
-            pid = fork_beside(lambda: _run_broker(*its), (ours.fileno(), ready_r, alive_w), forget)
-        except BaseException:
-            for fd in (ready_r, alive_w):
-                os.close(fd)
-            ours.close()
-            raise
-        finally:
-            for fd in (ready_w, alive_r):
-                os.close(fd)
-            theirs.close()
-        broker = BrokerProcess(pid, ours, alive_w, ready_r, hidden)
-        try:
-            yield broker
-        finally:
-            broker.close()
+        (ready, ready_w), (chain, chain_w) = (os.pipe2(os.O_CLOEXEC) for _ in range(2))
+        stack.callback(os.close, ready)
+        with ExitStack() as theirs:
+            for fd in (ready_w, chain_w, chain):
+                theirs.callback(os.close, fd)
+            # First: it takes longest, and the launch needs its result.
+            pid = fork_beside(lambda: _run_authority(plan.hosts, ready_w, chain_w), (ready, chain), None)
+            stack.callback(os.waitpid, pid, 0)
+            identity = None
+            if uid_range is not None:
+                uid, lease = lease_beside(uid_range)
+                identity = uid, uid
+                stack.callback(os.close, lease)
+            hidden = _hide(plan, contents)
+            ours, channel = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0)
+            stack.callback(ours.close)
+            theirs.callback(channel.close)
+            alive_r, alive = os.pipe2(os.O_CLOEXEC)
+            stack.callback(os.close, alive)
+            theirs.callback(os.close, alive_r)
+            its = (channel.fileno(), plan, hidden, chain, alive_r, identity, limits.cpu, limits.cpu_time)
+            forget = None if contents is None else contents.wipe_files
+            pid = fork_beside(
+                lambda: _run_broker(*its), (ours.fileno(), ready, alive, ready_w, chain_w), forget
+            )
+            stack.callback(_end, pid)
+        yield BrokerProcess(ours, alive, ready, hidden)
+
+
+def _end(pid: int) -> None:
+    """The gate has ended, and with it every connection: nothing is left to deliver."""
+    os.kill(pid, signal.SIGKILL)  # nobody else reaps it, so the pid is still its own
+    os.waitpid(pid, 0)
 
 
 def _read_certificate(ready: int) -> bytes:
@@ -172,11 +160,18 @@ def _read_certificate(ready: int) -> bytes:
     return found
 
 
+def _run_authority(hosts: tuple[str, ...], told: int, chain: int) -> NoReturn:
+    from sandbox.broker.authority import run_authority
+
+    run_authority(hosts, told, chain)
+    os._exit(0)
+
+
 def _run_broker(
     channel: int,
     plan: BrokerPlan,
     hidden: tuple[HiddenValue, ...],
-    ready: int,
+    chain: int,
     alive: int,
     identity: tuple[int, int] | None,
     cores: float | None,
@@ -185,4 +180,4 @@ def _run_broker(
     # Imported only in the broker, while the launching process goes on.
     from sandbox.broker.broker import run_broker
 
-    run_broker(channel, plan, hidden, ready, alive, identity, cores=cores, seconds=seconds)
+    run_broker(channel, plan, hidden, chain, alive, identity, cores=cores, seconds=seconds)

@@ -176,11 +176,9 @@ def _launch_in_network(
     with ExitStack() as stack:
         broker = None
         if plan.egress.broker is not None:
-            from sandbox.cell.broker import hide_values, open_broker
+            from sandbox.cell.broker import open_broker
 
-            hidden = hide_values(plan.egress.broker, {} if contents is None else contents.hidden)
-            keep = contents.wipe_files if contents is not None else None
-            broker = stack.enter_context(open_broker(plan.egress.broker, hidden, uids, limits, keep))
+            broker = stack.enter_context(open_broker(plan.egress.broker, contents, uids, limits))
         door = -1 if broker is None else broker.channel.fileno()
         gate = stack.enter_context(open_gate(plan.egress, uids, bounds.launch, limits, forget, door))
         if broker is not None:  # now: until here its first act and the gate's had time

@@ -166,6 +166,7 @@ class Rig:
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel.settimeout(SECONDS)
         ready, ready_w = os.pipe()
+        chain, chain_w = os.pipe()
         alive, self.alive = os.pipe()
         uid = SPARE_UID if os.geteuid() == 0 else -1
         given = {
@@ -175,18 +176,18 @@ class Rig:
             "hidden": [(name, *(text.decode("latin-1") for text in texts)) for name, *texts in hidden],
         }
         argv = [sys.executable, "-m", "tests.sandbox.broker.broker_host"]
-        argv += map(str, (theirs.fileno(), ready_w, alive, uid))
+        argv += map(str, (theirs.fileno(), ready_w, chain, chain_w, alive, uid))
         self.process = subprocess.Popen(
             argv,
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={"PATH": SYSTEM_PATH, "PYTHONPATH": str(ROOT)},
-            pass_fds=(theirs.fileno(), ready_w, alive),
+            pass_fds=(theirs.fileno(), ready_w, chain, chain_w, alive),
         )
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(given).encode())
         self.process.stdin.close()
-        for fd in (ready_w, alive):
+        for fd in (ready_w, chain, chain_w, alive):
             os.close(fd)
         theirs.close()
         with open(ready, "rb") as file:
