@@ -45,11 +45,11 @@ BUNDLE = "/.authorities.pem"  # in the cage
 
 class BrokerProcess:
     def __init__(
-        self, channel: _socket.socket, alive: int, ready: int, hidden: tuple[HiddenValue, ...]
+        self, channel: _socket.socket, alive: int, authority: _Authority, hidden: tuple[HiddenValue, ...]
     ) -> None:
         self.channel = channel  # the gate's end
         self._alive = alive
-        self._ready = ready
+        self._authority = authority
         self._hidden = hidden
 
     def dress(self, plan: LaunchPlan) -> LaunchPlan:
@@ -67,7 +67,7 @@ class BrokerProcess:
         env = {name: given.get(name) or covered(value) for name, value in plan.env}
         for name in _VARIABLES:
             env.setdefault(name, BUNDLE)
-        bundle = _read_authorities() + _read_certificate(self._ready)
+        bundle = _read_authorities() + self._authority.read_certificate()
         return plan._replace(
             argv=tuple(map(covered, plan.argv)),
             env=tuple(sorted(env.items())),
@@ -78,6 +78,40 @@ class BrokerProcess:
         """Tell the broker that the plugin has ended: nobody reads the answers any more."""
         with suppress(BrokenPipeError):
             os.write(self._alive, b".")
+
+
+class _Authority:
+    """The process that makes the certificates. It ends by itself."""
+
+    def __init__(self, pid: int, ready: int) -> None:
+        self._pid = pid
+        self._ready = ready
+
+    def __enter__(self) -> _Authority:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._reap()
+
+    def read_certificate(self) -> bytes:
+        """Raises LayerUnavailable."""
+        found = b""
+        watch = select.poll()
+        watch.register(self._ready, select.POLLIN)
+        while len(found) < _MOST_CERTIFICATE_BYTES and watch.poll(_READY_SECONDS * 1000):
+            if not (part := os.read(self._ready, _MOST_CERTIFICATE_BYTES)):
+                break
+            found += part
+        if not found.endswith(b"-----END CERTIFICATE-----\n"):
+            hint = "run `runner doctor`; its package cryptography may be missing: install the runner again"
+            raise LayerUnavailable("network", "the certificates of this launch could not be made", hint)
+        self._reap()
+        return found
+
+    def _reap(self) -> None:
+        if self._pid:
+            os.waitpid(self._pid, 0)
+            self._pid = 0
 
 
 def _read_authorities() -> bytes:
@@ -118,7 +152,7 @@ def open_broker(
                 theirs.callback(os.close, fd)
             # First: it takes longest, and the launch needs its result.
             pid = fork_beside(lambda: _run_authority(plan.hosts, ready_w, chain_w), (ready, chain), None)
-            stack.callback(os.waitpid, pid, 0)
+            authority = stack.enter_context(_Authority(pid, ready))
             identity = None
             if uid_range is not None:
                 uid, lease = lease_beside(uid_range)
@@ -133,31 +167,16 @@ def open_broker(
             theirs.callback(os.close, alive_r)
             its = (channel.fileno(), plan, hidden, chain, alive_r, identity, limits.cpu, limits.cpu_time)
             forget = None if contents is None else contents.wipe_files
-            pid = fork_beside(
-                lambda: _run_broker(*its), (ours.fileno(), ready, alive, ready_w, chain_w), forget
-            )
+            others = ours.fileno(), ready, alive, ready_w, chain_w
+            pid = fork_beside(lambda: _run_broker(*its), others, forget)
             stack.callback(_end, pid)
-        yield BrokerProcess(ours, alive, ready, hidden)
+        yield BrokerProcess(ours, alive, authority, hidden)
 
 
 def _end(pid: int) -> None:
     """The gate has ended, and with it every connection: nothing is left to deliver."""
     os.kill(pid, signal.SIGKILL)  # nobody else reaps it, so the pid is still its own
     os.waitpid(pid, 0)
-
-
-def _read_certificate(ready: int) -> bytes:
-    found = b""
-    watch = select.poll()
-    watch.register(ready, select.POLLIN)
-    while len(found) < _MOST_CERTIFICATE_BYTES and watch.poll(_READY_SECONDS * 1000):
-        if not (part := os.read(ready, _MOST_CERTIFICATE_BYTES)):
-            break
-        found += part
-    if not found.endswith(b"-----END CERTIFICATE-----\n"):
-        hint = "run `runner doctor`; its package cryptography may be missing: install the runner again"
-        raise LayerUnavailable("network", "the process that holds the credentials could not start", hint)
-    return found
 
 
 def _run_authority(hosts: tuple[str, ...], told: int, chain: int) -> NoReturn:
