@@ -175,6 +175,33 @@ def test_requests_that_pass(bench: Bench, sent: bytes, first: str) -> None:
     assert names.count("host") == 1 and not {"upgrade", "connection", "http2-settings", "x"} & set(names)
 
 
+@pytest.mark.parametrize("tls", [True, False])
+@pytest.mark.parametrize("kind", ["with the answer", "later", "it ends"])
+def test_what_a_server_says_unasked_is_no_answer(bench: Bench, kind: str, tls: bool) -> None:
+    """The connection ends before the next request: its answer would be the one that was not asked for."""
+    release = socket.socketpair()
+    unasked = ok(b"unasked")
+
+    def handle(connection: socket.socket) -> None:
+        reader = Reader(connection)
+        reader.head()
+        connection.sendall(ok(b"asked") + (unasked if kind == "with the answer" else b""))
+        if kind == "later":
+            release[1].recv(1)
+            connection.sendall(unasked)
+        if kind != "it ends":
+            with contextlib.suppress(OSError):
+                reader.rest()
+
+    server, port = bench.rig.serve(handle, tls=tls), 443 if tls else 80
+    with release[0], release[1], bench.rig.connect(server, port=port, tls=tls).connection as connection:
+        client = Client(connection)
+        assert client.ask().body == b"asked"
+        release[0].send(b".")
+        assert client.rest() == b""
+    assert bench.rig.line()["verdict"] == "allowed"
+
+
 def test_nothing_goes_to_a_server_that_has_answered_early(bench: Bench) -> None:
     """Some take the rest of the request for the next one."""
     got: list[bytes] = []
@@ -306,6 +333,18 @@ def test_what_a_rule_allows(ruled: Bench, line: str, rule: str) -> None:
     assert (found["verdict"], found["rule"]) == ("allowed", rule)
     assert "?" not in found["path"]
     assert ruled.read[-1] == f"{line} HTTP/1.1"
+
+
+def test_a_refusal_is_read_by_who_still_sends(bench: Bench) -> None:
+    """With unread bytes the connection would be reset, and the gate would drop the answer."""
+    with bench.rig.connect(bench.server, port=80, tls=False).connection as connection:
+        client = Client(connection)
+        client.send(POST.replace(b"POST", b"TRACE") + b"Content-Length: 1000000\r\n\r\n" + b"x" * 100_000)
+        assert client.answer().status == 403
+        client.send(b"x" * 100_000)
+        connection.shutdown(socket.SHUT_WR)
+        assert client.rest() == b""
+    assert bench.rig.line()["verdict"] == "refused"
 
 
 def test_a_refusal_says_what_to_do(ruled: Bench) -> None:
