@@ -116,6 +116,8 @@ def _fault(value: bytes) -> str:
         return "is a key or a certificate, which signs and does not travel"
     if any(byte < 0x20 or byte == 0x7F for byte in value):
         return "has a control character, which no header may have"
+    if value != value.strip(b" "):
+        return "begins or ends with a blank, which no header keeps"
     if not _FEWEST_BYTES <= len(value) <= _MOST_BYTES:
         return f"has {len(value)} bytes; {_FEWEST_BYTES} to {_MOST_BYTES} can be hidden"
     return ""

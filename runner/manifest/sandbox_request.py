@@ -16,14 +16,16 @@ from sandbox.document.diagnostic import did_you_mean, quoted
 from sandbox.document.faults import Faults
 from sandbox.network import ssh as ssh_access
 from sandbox.network.credentials import parse_hiding
-from sandbox.network.rules import HostRule, parse_rule, ports_fault
+from sandbox.network.rules import HostRule, covers, parse_rule, ports_fault
 from sandbox.paths.denied_paths import DENYLIST_RULE, lexical_hit
+from sandbox.policy.credentials import signs
 from sandbox.policy.policy import FRACTIONAL_LIMITS
 from sandbox.spec import (
     ARGUMENT_LIMIT,
     STATE_DIR_TOKEN,
     KeyPath,
     Limits,
+    Network,
     PathRequest,
     SeccompProfile,
     is_variable_name,
@@ -149,14 +151,22 @@ def hosts(faults: Faults, items: Sequence[Item], keys: KeyPath, none: str) -> tu
     return tuple(found)
 
 
-def hidden(faults: Faults, items: Sequence[Item]) -> tuple[str, ...]:
+def hidden(faults: Faults, items: Sequence[Item], network: Network | None) -> tuple[str, ...]:
     """Check entries of `hide`: NAME@HOST, or NAME for the hosts of its list."""
     found: dict[str, None] = {}
+    listed = [parse_rule(host).without_requests() for host in (() if network is None else network.hosts)]
     for item in items:
         try:
-            found[str(parse_hiding(item.text, default_ports=HTTPS_PORTS))] = None
+            hiding = parse_hiding(item.text, default_ports=HTTPS_PORTS)
+            if signs(hiding.name):
+                raise ValueError("makes signatures and does not travel, so it cannot be hidden")
         except ValueError as error:
             faults.error(item.keys, "hide", f"{quoted(item.text)} {error}")
+            continue
+        found[str(hiding)] = None
+        if hiding.host and not any(covers(rule, parse_rule(hiding.host)) for rule in listed):
+            message = f"{quoted(item.text)}: its network does not have {hiding.host}, so no host can use it"
+            faults.warn(item.keys, "hide", message, f'add "{hiding.host}" to network')
     return tuple(found)
 
 

@@ -116,6 +116,7 @@ class BrokerTerms:
         )
 
 
+_HTTP_PORT = 80
 _VALUE = re.compile(rb"[\x21-\x7e\x80-\xff](?:[\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?\Z")
 FEWEST_VALUE_BYTES = 8
 
@@ -135,7 +136,9 @@ class HostTerms:
         self.host, self.port, self.secure = host, port, secure
         self._rules = rules_of(terms.requests, host, port)
         self._shown = terms.shown
-        self.secrets = terms.secrets(host, port)
+        # The plugin chooses whether it speaks TLS. Where servers expect it, no value goes in clear text.
+        readable = secure or host == LOCALHOST or port == _HTTP_PORT
+        self.secrets = terms.secrets(host, port) if readable else ()
         self.echoes = (
             Replacements((each.value, each.placeholder) for each in self.secrets) if self.secrets else NOTHING
         )

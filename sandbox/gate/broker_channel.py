@@ -62,18 +62,28 @@ class BrokerChannel:
         return ours
 
     def _on_event(self, mask: int) -> None:
+        if not self.read() and mask & BROKEN:
+            self._lose()
+
+    def read(self) -> bool:
+        """Pass on what the broker has said. Returns whether there may be more."""
         for _ in range(_MOST_AT_ONCE):
-            assert self._channel is not None
+            if self._channel is None:
+                return False
             try:
                 message = self._channel.recv(_MOST_MESSAGE_BYTES + 1)
             except BlockingIOError:
-                if not mask & BROKEN:
-                    return
-                message = b""
+                return False
             except OSError:
                 message = b""
             if not message:
-                self._loop.retire(self._channel)
-                self._channel = None
-                return
+                self._lose()
+                return False
             self._audit.pass_on(message)
+        return True
+
+    def _lose(self) -> None:
+        """The broker has ended."""
+        if self._channel is not None:
+            self._loop.retire(self._channel)
+            self._channel = None

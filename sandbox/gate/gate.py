@@ -165,6 +165,8 @@ class PluginGate:
         assert self._flows is not None
         try:
             self._audit.wait_for_room()
+            if self._broker is not None:
+                self._broker.read()
             self._flows.end_all(reason)
             self._audit.write_totals()
         except ReaderGone:

@@ -33,6 +33,11 @@ def looks_secret(name: str) -> bool:
     return _SECRET.search(name) is not None
 
 
+def signs(name: str) -> bool:
+    """Whether a secret with this name makes signatures."""
+    return _SIGNS.search(name) is not None
+
+
 def find_credentials(
     asked: Sequence[str],
     policy: Policy,
@@ -109,7 +114,7 @@ def _denial(
         return Denial("credential", asked, f"{variable} is neither of the two", hint)
     if steers(variable):
         return Denial("credential", asked, "it decides which code runs, and is no credential")
-    if rule is None and _SIGNS.search(variable):
+    if rule is None and signs(variable):
         reason = "such a secret makes signatures and does not travel: with a placeholder all would be wrong"
         return Denial("credential_signs", asked, reason, f"pass it on (--env {variable}), or leave it out")
     if not caged:

@@ -386,14 +386,15 @@ def _spec(faults: Faults, sandbox: Table, env: list[EnvRequest], home: str) -> S
             env.append(EnvRequest(item.text, where=item.keys))
     limits, where = sandbox_request.limits(faults, sandbox, "limits")
     seccomp, where = sandbox_request.seccomp(sandbox, where)
+    network = _network(faults, sandbox)
     return SandboxSpec(
         enabled=True,
         paths=(
             *_path_requests(faults, sandbox, "read", home),
             *_path_requests(faults, sandbox, "write", home),
         ),
-        network=_network(faults, sandbox),
-        hide=sandbox_request.hidden(faults, sandbox.strings("hide")),
+        network=network,
+        hide=sandbox_request.hidden(faults, sandbox.strings("hide"), network),
         ssh=sandbox_request.ssh(faults, sandbox.strings("ssh-keys"), sandbox.strings("ssh-hosts")),
         env=tuple(env),
         seccomp=seccomp,

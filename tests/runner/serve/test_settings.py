@@ -86,7 +86,8 @@ def test_a_plugin_gets_the_settings_of_its_table(folder: Path) -> None:
             "secrets": {"api_key": SECRET + "\n"},  # it becomes a file, as it is
         },
         '["acme.devkit"]\ngateway_token = "@key"': {"secrets": {"--gateway-token": SECRET}},
-        '[words]\nparked = 3\neager = true\nstaged = true\nhide = ["T@a.b"]\nstate_dir = "s"\nlimits = {memory = "64M"}': {
+        '[words]\nparked = 3\neager = true\nstaged = true\nhide = ["T@a.b"]\nstate_dir = "s"\n'
+        'limits = {memory = "64M"}': {
             "parked": 3,
             "numbers": {"eager": True},
             "staged": True,

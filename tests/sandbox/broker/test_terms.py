@@ -33,6 +33,20 @@ def test_for_whom_a_value_is(host: str, port: int, names: list[str]) -> None:
     assert [each.name for each in TERMS.secrets(host, port)] == names
 
 
+@one_case(
+    ("host", "port", "secure", "count"),
+    [(HOST, 8443, True, 1), (HOST, 8443, False, 0), (HOST, 80, False, 1), ("localhost", 8000, False, 1)],
+)
+def test_no_value_goes_in_clear_text_where_tls_is_spoken(
+    host: str, port: int, secure: bool, count: int
+) -> None:
+    plan = BrokerPlan((Credential("TOKEN", (f"{HOST}:80,8443", "localhost:8000")),))
+    terms = HostTerms(
+        BrokerTerms(plan, [HiddenValue("TOKEN", PLACEHOLDER, VALUE)]), host, port, secure=secure
+    )
+    assert len(terms.secrets) == count
+
+
 HEADERS = [
     ("Content-Length", "5"),
     ("Connection", "X-Own, content-length"),

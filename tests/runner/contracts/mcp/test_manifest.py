@@ -66,6 +66,14 @@ def test_all_of_x_sandbox() -> None:
         },
     )
     assert found.spec.hide == ("TOKEN@api.example.com:443", "github")
+    for hide, network, told in (
+        ("TOKEN@b.example", ["a.example"], "'TOKEN@b.example': its network does not have b.example:443"),
+        ("TOKEN@b.example", ["GET b.example/x"], ""),
+        ("AWS_SECRET_ACCESS_KEY@b.example", ["b.example"], "makes signatures and does not travel"),
+        ("@b.example", ["b.example"], "has no name in front"),
+    ):
+        _, diagnostics = entry(x_sandbox={"network": network, "hide": [hide]})
+        assert told in "".join(each.text() for each in diagnostics) and bool(diagnostics) == bool(told)
     at = ("mcpServers", "demo", "x-sandbox")
     assert found.spec.paths == (
         PathRequest("/srv/data", "read", True, (*at, "read", 0)),
