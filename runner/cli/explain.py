@@ -168,6 +168,7 @@ def _request_rows(stage: Stage | None, outcome: Outcome) -> list[Row]:
 
     rows: list[Row] = []
     spec = plugin.spec
+    hidden = {credential.name for credential in granted.credentials}
     missing = set()
     if planned is not None:
         missing = {shown.path for shown in planned.plan.shown if shown.state == "missing"}
@@ -204,7 +205,11 @@ def _request_rows(stage: Stage | None, outcome: Outcome) -> list[Row]:
         )
     for variable in spec.env:
         words = variable.name if variable.value is None else f"{variable.name}=…"
-        rows.append(("env", words, *verdict(variable.where, variable.name)))
+        why = "a placeholder stands for its value" if variable.name in hidden else ""
+        rows.append(("env", words, *verdict(variable.where, variable.name, why)))
+    for text in spec.hide:
+        why = "the plugin gets a placeholder; its value is put in on the way to the host"
+        rows.append(("hide", text, *verdict(("-",), f"hide {text}", why)))
     for name in spec.limits._fields:
         value = getattr(spec.limits, name)
         if value is not None:

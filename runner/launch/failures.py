@@ -145,7 +145,9 @@ def judge_denials(denials: tuple[Denial, ...], phase: Phase, stage: Stage | None
     things = "one thing" if len(asked) == 1 else f"{len(asked)} things"
     asker = "command line" if is_command else "manifest"
     message = f"the {asker} asks for {things} it may not have"
-    if not asked and denials[0].origin == APPROVED:
+    if not asked and denials[0].rule.startswith("credential"):
+        message = "what was to be hidden from the plugin cannot be"
+    elif not asked and denials[0].origin == APPROVED:
         message = "the plugin may not have all of what you approved"
     elif not asked:
         message = f"{denials[0].origin} cannot be shown to the plugin"

@@ -39,35 +39,34 @@ def signs(name: str) -> bool:
 
 
 def find_credentials(
-    asked: Sequence[str],
+    asked: Sequence[tuple[str, str]],
     policy: Policy,
     network: Network,
     denials: list[Denial],
     *,
     caged: bool,
     literals: Collection[str] = (),
-    unapproved: Collection[str] = (),
 ) -> tuple[tuple[Credential, ...], tuple[str, ...]]:
     """The credentials, and files of the roots that their hosts may have. `asked`: entries as
-    sandbox/network/credentials.py reads them. `literals`: variables whose values are in the manifest, or on
-    the command line. `unapproved`: entries that only the manifest has: these give no more than a variable of
-    the host's does, and nothing less."""
+    sandbox/network/credentials.py reads them, and who asks: "" for the manifest, which gets no more by them
+    than it could have as variables. `literals`: variables whose values are in the manifest, or on the command
+    line."""
     found: dict[str, Credential] = {}
     authorities: dict[str, None] = {}
-    for text in dict.fromkeys(asked):
+    for text, origin in dict(asked).items():  # the last who asks counts
         try:
             hiding = parse_hiding(text)
         except ValueError as error:
-            denials.append(Denial("credential", text, f"it {error}"))
+            denials.append(Denial("credential", text, f"it {error}", origin=origin))
             continue
         rule = policy.credential(hiding.name)
         variable = hiding.name if rule is None else rule.variable
         hosts = _hosts(hiding, rule, network)
         denial = _denial(hiding, variable, rule, hosts, policy, network, caged)
-        if denial is None and text in unapproved and not (rule is None and variable in literals):
+        if denial is None and not origin and not (rule is None and variable in literals):
             denial = _ceiling_denial(hiding, policy)
         if denial is not None:
-            denials.append(denial)
+            denials.append(denial._replace(origin=origin))
             # It is hidden all the same, so that no other request passes the value on.
         old = found.get(variable, Credential(variable, (), ()))
         where = ("query",) if hiding.query else ()
@@ -137,5 +136,7 @@ def _denial(
     lacking = [each for each in hosts if not any(covers(one, each) for one in granted)]
     if network.mode != "open" and lacking:
         reason = f"the plugin may not reach {lacking[0]}"
-        return Denial("credential_network", asked, reason, f"allow the host as well: --net {lacking[0]}")
+        return Denial(
+            "credential_network", asked, reason, f"allow the host as well: runner allow --net {lacking[0]}"
+        )
     return None

@@ -21,6 +21,7 @@ from sandbox.policy.policy import (
     steers,
 )
 from sandbox.spec import (
+    APPROVED,
     POLICY_HOSTS,
     SECCOMP_ORDER,
     SECCOMP_WITHOUT_INTERNET,
@@ -112,11 +113,12 @@ def grant(
     if said.hide or policy.hide or spec.hide:
         from sandbox.policy.credentials import find_credentials
 
-        asked = (*said.hide, *policy.hide, *spec.hide)
-        unapproved = set(spec.hide).difference(said.hide, policy.hide)
+        asked = [(text, "") for text in spec.hide]
+        asked += [(text, APPROVED) for text in policy.hide]
+        asked += [(text, "command line") for text in said.hide]
         literals = {each.name for each in spec.env if each.value is not None} | dict(said.env).keys()
         credentials, authorities = find_credentials(
-            asked, policy, network, denials, caged=not unsandboxed, literals=literals, unapproved=unapproved
+            asked, policy, network, denials, caged=not unsandboxed, literals=literals
         )
     ssh: tuple[str, ...] = ()
     if said.ssh or policy.ssh or spec.ssh:
