@@ -249,7 +249,6 @@ class Credential(NamedTuple):
     # Where its value is: ("env", NAME), ("file", PATH) or ("command", WORD, ...); LITERAL: in the manifest or
     # on the command line. Empty: the host's variable of the same name.
     source: tuple[str, ...] = ()
-    seconds: float = 0.0  # how long the answer of a command is kept
 
 
 class Grant(NamedTuple):

@@ -266,6 +266,8 @@ def _no_bare_command(view: _PlanView, emit: str) -> str:
     plan = view.planned.plan
     if view.planned.grant.unsandboxed:
         return "the plugin runs without a cage, and there is no command of bubblewrap; use runner exec"
+    if plan.egress is not None and plan.egress.broker is not None and plan.egress.broker.credentials:
+        return "it hides credentials, and only the runner puts placeholders there; use runner exec"
     if plan.guards:
         return (
             f"the plugin may write to {plan.guards[0].dest}, in which some names are guarded, and only the"

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 
 from runner.outcome import EXEC_REFUSED, Failure, Outcome
 from sandbox.broker.placeholder import make_placeholder
 from sandbox.cell.contents import Contents
 from sandbox.network.credentials import BrokerPlan, Credential
+from sandbox.policy.credentials import written_values
 from sandbox.spec import LITERAL
 from sandbox.speed.typed import TYPE_CHECKING, Mapping
 
@@ -16,17 +16,14 @@ if TYPE_CHECKING:
     from runner.launch.stages import Planned
 
 _MOST_BYTES = 16 << 10
+_MOST_ROOTS_BYTES = 4 << 20
 _FEWEST_BYTES = 8  # a shorter text occurs by accident in what a server sends
 _COMMAND_SECONDS = 30.0
-
-# What commands have answered, and until when it is used: a daemon starts plugins for months.
-_answers: dict[tuple[str, ...], tuple[bytes, float]] = {}
 
 
 def literal_values(planned: Planned) -> Mapping[str, str]:
     """Values that are in the manifest, or on the command line."""
-    found = {each.name: each.value for each in planned.plugin.spec.env if each.value is not None}
-    return {**found, **dict(planned.invocation.overrides.env)}
+    return {**written_values(planned.plugin.spec.env), **dict(planned.invocation.overrides.env)}
 
 
 def with_hidden(
@@ -38,6 +35,8 @@ def with_hidden(
 ) -> Contents:
     """The contents of the launch, with the values. `given`: the variables that can be passed on to the
     plugin. `environ`: of the runner, for the commands of the policy; by default `given`. Raises Failure."""
+    for path in broker.authorities:
+        _require_roots(path)
     values = {}
     for credential in broker.credentials:
         value = _find(credential, given, literals or {}, given if environ is None else environ)
@@ -50,9 +49,27 @@ def with_hidden(
         except ValueError as error:
             raise _refused(credential, f"its value {error}", "nobody may guess the placeholder") from None
         values[credential.name] = value
+        # Others that the variable has somewhere, and that may be filled in elsewhere: never sent, and hidden.
+        for place in (given, literals or {}):
+            other = os.fsencode(place.get(credential.name, ""))
+            if other != value and not _fault(other):
+                values[f"{credential.name} {len(values)}"] = other
     if contents is None:
         return Contents(hidden=values)
     return Contents(contents.secrets, contents.files, values)
+
+
+def _require_roots(path: str) -> None:
+    try:
+        with open(path, "rb") as file:
+            found = b"-----BEGIN CERTIFICATE-----" in file.read(_MOST_ROOTS_BYTES)
+    except OSError as error:
+        raise Failure(
+            _outcome(f"{path}, which the policy names for roots, cannot be read: {error.strerror}"),
+            EXEC_REFUSED,
+        ) from None
+    if not found:
+        raise Failure(_outcome(f"{path}, which the policy names for roots, has no certificate"), EXEC_REFUSED)
 
 
 def _find(
@@ -82,9 +99,6 @@ def _answer(credential: Credential, argv: tuple[str, ...], environ: Mapping[str,
     """What the policy's command prints. It runs outside, as the caller."""
     import subprocess
 
-    answer, until = _answers.get(argv, (b"", 0.0))
-    if time.monotonic() < until:
-        return answer
     try:
         done = subprocess.run(
             argv,
@@ -104,9 +118,7 @@ def _answer(credential: Credential, argv: tuple[str, ...], environ: Mapping[str,
     if done.returncode:
         why = f"{argv[0]} ended with status {done.returncode}"
         raise _refused(credential, why, "run it yourself to see what it says")
-    answer = done.stdout[: _MOST_BYTES + 2].removesuffix(b"\n").removesuffix(b"\r")
-    _answers[argv] = answer, time.monotonic() + credential.seconds
-    return answer
+    return done.stdout[: _MOST_BYTES + 2].removesuffix(b"\n").removesuffix(b"\r")
 
 
 def _fault(value: bytes) -> str:
@@ -124,5 +136,8 @@ def _fault(value: bytes) -> str:
 
 
 def _refused(credential: Credential, why: str, hint: str) -> Failure:
-    message = f"{credential.name} cannot be hidden: {why}"
-    return Failure(Outcome("launch_failed", "launch", message, "credential", hint), EXEC_REFUSED)
+    return Failure(_outcome(f"{credential.name} cannot be hidden: {why}", hint), EXEC_REFUSED)
+
+
+def _outcome(message: str, hint: str = "the policy's table [credentials] names it") -> Outcome:
+    return Outcome("launch_failed", "launch", message, "credential", hint)

@@ -9,7 +9,7 @@ from runner.launch.stages import Stage, planned_of, started_of
 from sandbox.document.diagnostic import quoted
 from sandbox.network.audit import AuditLog
 from sandbox.network.credentials import BrokerPlan
-from sandbox.network.egress import LOOPBACK, NO_NETWORK, NOT_LISTED, OWN_LOOPBACK, AuditLine
+from sandbox.network.egress import LOOPBACK, NO_NETWORK, NOT_LISTED, OWN_LOOPBACK, AuditLine, EgressPlan
 from sandbox.network.own_ports import served_ports
 from sandbox.network.rules import LOCALHOST, parse_rule
 from sandbox.policy.policy import is_loopback
@@ -47,7 +47,7 @@ def network_document(stage: Stage | None) -> dict[str, Any] | None:
     lines = () if log is None else log.lines
     return {
         "mode": planned.grant.network.mode,
-        "rules": [] if egress is None else list(egress.rules),
+        "rules": [] if egress is None else [*egress.rules, *_request_rules(egress)],
         "credentials": [] if egress is None or egress.broker is None else _credentials(egress.broker),
         **{
             name: [line_document(line) for line in lines if line.kind == kind]
@@ -66,6 +66,10 @@ def line_document(line: AuditLine) -> dict[str, Any]:
     for field in _NOT_OF.get(line.kind, _OF_REQUESTS):
         del document[field]
     return document
+
+
+def _request_rules(egress: EgressPlan) -> tuple[str, ...]:
+    return () if egress.broker is None else egress.broker.requests
 
 
 def _credentials(broker: BrokerPlan) -> list[dict[str, Any]]:

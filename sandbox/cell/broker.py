@@ -17,7 +17,7 @@ from sandbox.plan.layers import LayerUnavailable
 from sandbox.plan.plan import LaunchPlan, Operation, ReadOnly, Text
 from sandbox.speed.scopes import ExitStack, contextmanager, suppress
 from sandbox.speed.signals import signal
-from sandbox.speed.typed import TYPE_CHECKING, Iterator, NoReturn
+from sandbox.speed.typed import TYPE_CHECKING, Iterable, Iterator, NoReturn
 
 if TYPE_CHECKING:
     from sandbox.cell.contents import Contents
@@ -45,24 +45,28 @@ BUNDLE = "/.authorities.pem"  # in the cage
 
 class BrokerProcess:
     def __init__(
-        self, channel: _socket.socket, alive: int, authority: _Authority, hidden: tuple[HiddenValue, ...]
+        self,
+        channel: _socket.socket,
+        alive: int,
+        authority: _Authority,
+        hidden: tuple[HiddenValue, ...],
+        others: tuple[tuple[bytes, bytes], ...],
     ) -> None:
         self.channel = channel  # the gate's end
         self._alive = alive
         self._authority = authority
         self._hidden = hidden
+        self._others = others  # values that are hidden too, and never sent
 
     def dress(self, plan: LaunchPlan) -> LaunchPlan:
         """The plan with the placeholders, and with this launch's authority beside those of the system. Where
         a value was filled into the command line or into another variable, its placeholder stands too. Raises
         LayerUnavailable."""
-        hidden = self._hidden
-        given = {each.name: os.fsdecode(each.placeholder) for each in hidden}
+        given = {each.name: os.fsdecode(each.placeholder) for each in self._hidden}
+        pairs = [*((each.value, each.placeholder) for each in self._hidden), *self._others]
 
         def covered(text: str) -> str:
-            for each in hidden:
-                text = text.replace(os.fsdecode(each.value), os.fsdecode(each.placeholder))
-            return text
+            return os.fsdecode(cover(os.fsencode(text), pairs))
 
         env = {name: given.get(name) or covered(value) for name, value in plan.env}
         for name in _VARIABLES:
@@ -112,6 +116,18 @@ class _Authority:
         if self._pid:
             os.waitpid(self._pid, 0)
             self._pid = 0
+
+
+def cover(text: bytes, pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The text with each value replaced by what is of its length. Values may overlap: all are looked for in
+    the text as it was, and nothing of one is left."""
+    covered = bytearray(text)
+    for value, placeholder in pairs:
+        at = text.find(value)
+        while at >= 0:
+            covered[at : at + len(value)] = placeholder
+            at = text.find(value, at + 1)
+    return bytes(covered)
 
 
 def _read_authorities() -> bytes:
@@ -167,10 +183,13 @@ def open_broker(
             theirs.callback(os.close, alive_r)
             its = (channel.fileno(), plan, hidden, chain, alive_r, identity, limits.cpu, limits.cpu_time)
             forget = None if contents is None else contents.wipe_files
-            others = ours.fileno(), ready, alive, ready_w, chain_w
-            pid = fork_beside(lambda: _run_broker(*its), others, forget)
+            closed = ours.fileno(), ready, alive, ready_w, chain_w
+            pid = fork_beside(lambda: _run_broker(*its), closed, forget)
             stack.callback(_end, pid)
-        yield BrokerProcess(ours, alive, authority, hidden)
+        names = {each.name for each in plan.credentials}
+        values = {} if contents is None else contents.hidden
+        others = tuple((value, b"*" * len(value)) for name, value in values.items() if name not in names)
+        yield BrokerProcess(ours, alive, authority, hidden, others)
 
 
 def _end(pid: int) -> None:

@@ -113,6 +113,8 @@ def _parse_requests(words: str, place: str, default_ports: Iterable[int]) -> Hos
     if refused := next((word for word in methods if word in NEVER_ALLOWED), None):
         raise ValueError(f"allows {refused}, and such requests are never passed on")
     host, slash, path = place.partition("/")
+    if re.match(r"\d{1,3}(?::|\Z)", path) and re.match(r"[\d.]+\Z|\[", host):
+        raise ValueError("is about the requests to a range of addresses; name the address")
     path = slash + path
     if path and not _PATH.match(path):
         raise ValueError(f"has {path!a}, which is no path: it may have no //, .., ?, % or blanks")

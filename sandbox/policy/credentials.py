@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 
 from sandbox.network.credentials import Credential, Hiding, parse_hiding
-from sandbox.network.rules import HostRule, covers, parse_rule
+from sandbox.network.rules import HostRule, Ports, covers, parse_rule
 from sandbox.policy.policy import CredentialRule, Policy, matches, steers
-from sandbox.spec import LITERAL, Denial, Network, is_variable_name
+from sandbox.spec import LITERAL, Denial, EnvRequest, Network, Place, is_variable_name
 from sandbox.speed.typed import Collection, Sequence
 
+_MOST = 64  # entries: the broker searches each answer for each value
+_HTTP = 80
 # A secret that signs and does not travel: with a placeholder every signature would be wrong.
 _SIGNS = re.compile(
     r"AWS_SECRET|SECRET_ACCESS_KEY|PRIVATE_?KEY|SIGNING|JWT_SECRET|HMAC|WEBHOOK_SECRET|SERVICE_ACCOUNT",
@@ -38,6 +40,16 @@ def signs(name: str) -> bool:
     return _SIGNS.search(name) is not None
 
 
+def written_values(requests: Sequence[EnvRequest]) -> dict[str, str]:
+    """The variables that a manifest sets itself. One that stands for the host's of the same name does not
+    count: ${TOKEN}, $TOKEN, ${env:TOKEN}."""
+    return {
+        each.name: each.value
+        for each in requests
+        if each.value is not None and not re.fullmatch(rf"\$\{{?(?:env:)?{each.name}\}}?", each.value)
+    }
+
+
 def find_credentials(
     asked: Sequence[tuple[str, str]],
     policy: Policy,
@@ -53,7 +65,12 @@ def find_credentials(
     line."""
     found: dict[str, Credential] = {}
     authorities: dict[str, None] = {}
-    for text, origin in dict(asked).items():  # the last who asks counts
+    granted = [parse_rule(host, ranges=True).without_requests() for host in network.hosts]
+    for number, (text, origin) in enumerate(dict(asked).items()):  # the last who asks counts
+        if number == _MOST:
+            reason = f"at most {_MOST} credentials can be hidden"
+            denials.append(Denial("credential", "hide", reason, origin=origin))
+            break
         try:
             hiding = parse_hiding(text)
         except ValueError as error:
@@ -61,21 +78,26 @@ def find_credentials(
             continue
         rule = policy.credential(hiding.name)
         variable = hiding.name if rule is None else rule.variable
-        hosts = _hosts(hiding, rule, network)
-        denial = _denial(hiding, variable, rule, hosts, policy, network, caged)
+        hosts = _hosts(hiding, rule, granted)
+        denial = _denial(hiding, variable, rule, hosts, policy, network, granted, caged)
         if denial is None and not origin and not (rule is None and variable in literals):
             denial = _ceiling_denial(hiding, policy)
         if denial is not None:
             denials.append(denial._replace(origin=origin))
             # It is hidden all the same, so that no other request passes the value on.
-        old = found.get(variable, Credential(variable, (), ()))
-        where = ("query",) if hiding.query else ()
+        where: tuple[Place, ...] = ("header", "query") if hiding.query else ("header",)
+        source: tuple[str, ...] = LITERAL if variable in literals else ()
+        if rule is not None:
+            where, source = rule.where, rule.source
+        old = found.get(variable, Credential(variable, (), (), source))
+        if old.source != source:
+            reason = f"{variable} would have two values: one of the policy's, and another"
+            denials.append(Denial("credential_hosts", f"hide {hiding}", reason, origin=origin))
         found[variable] = Credential(
             variable,
             tuple(dict.fromkeys((*old.hosts, *map(str, hosts)))),
-            tuple(dict.fromkeys((*old.where, "header", *where, *(() if rule is None else rule.where)))),
-            rule.source if rule is not None else LITERAL if variable in literals else old.source,
-            rule.seconds if rule is not None else old.seconds,
+            tuple(dict.fromkeys((*old.where, *where))),
+            source,
         )
         authorities.update(dict.fromkeys(() if rule is None else rule.authorities))
     return tuple(found.values()), tuple(authorities)
@@ -89,13 +111,24 @@ def _ceiling_denial(hiding: Hiding, policy: Policy) -> Denial | None:
     return Denial("credential_ceiling", f"hide {hiding}", reason, hint)
 
 
-def _hosts(hiding: Hiding, rule: CredentialRule | None, network: Network) -> list[HostRule]:
+def _hosts(hiding: Hiding, rule: CredentialRule | None, granted: Sequence[HostRule]) -> list[HostRule]:
     if hiding.host:
         return [parse_rule(hiding.host)]
     if rule is not None:
         return [parse_rule(host) for host in rule.hosts]
-    granted = (parse_rule(host, ranges=True).without_requests() for host in network.hosts)
-    return [each for each in dict.fromkeys(granted) if each.kind in ("name", "below")]
+    # Who names no host means those that speak TLS.
+    named = (each._replace(ports=_without_http(each.ports)) for each in granted)
+    return [each for each in dict.fromkeys(named) if each.kind in ("name", "below") and each.ports]
+
+
+def _without_http(ports: Ports) -> Ports:
+    found = []
+    for first, last in ports:
+        if first <= _HTTP <= last:
+            found += [pair for pair in ((first, _HTTP - 1), (_HTTP + 1, last)) if pair[0] <= pair[1]]
+        else:
+            found.append((first, last))
+    return tuple(found)
 
 
 def _denial(
@@ -105,6 +138,7 @@ def _denial(
     hosts: Sequence[HostRule],
     policy: Policy,
     network: Network,
+    granted: Sequence[HostRule],
     caged: bool,
 ) -> Denial | None:
     asked = f"hide {hiding}"
@@ -125,6 +159,10 @@ def _denial(
         reason = "no host is named that its value is for"
         hint = f"write the host, as in {hiding.name}@api.example.com, and let the plugin reach it"
         return Denial("credential_network", asked, reason, hint)
+    operators = next((each for each in policy.credentials if each.variable == variable), None)
+    if rule is None and operators is not None:
+        reason = f"policy {policy.name} has a value of its own for {variable}"
+        return Denial("credential_hosts", asked, reason, f"hide that one by its name: {operators.name}")
     if rule is not None:
         own = [parse_rule(host) for host in rule.hosts]
         if stray := next((each for each in hosts if not any(covers(one, each) for one in own)), None):
@@ -132,7 +170,6 @@ def _denial(
             return Denial(
                 "credential_hosts", asked, reason, f'the hosts are under [credentials."{rule.name}"]'
             )
-    granted = [parse_rule(host, ranges=True).without_requests() for host in network.hosts]
     lacking = [each for each in hosts if not any(covers(one, each) for one in granted)]
     if network.mode != "open" and lacking:
         reason = f"the plugin may not reach {lacking[0]}"

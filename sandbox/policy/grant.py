@@ -111,12 +111,12 @@ def grant(
     credentials: tuple[Credential, ...] = ()
     authorities: tuple[str, ...] = ()
     if said.hide or policy.hide or spec.hide:
-        from sandbox.policy.credentials import find_credentials
+        from sandbox.policy.credentials import find_credentials, written_values
 
         asked = [(text, "") for text in spec.hide]
         asked += [(text, APPROVED) for text in policy.hide]
         asked += [(text, "command line") for text in said.hide]
-        literals = {each.name for each in spec.env if each.value is not None} | dict(said.env).keys()
+        literals = (written_values(spec.env).keys() - set(said.pass_env)) | dict(said.env).keys()
         credentials, authorities = find_credentials(
             asked, policy, network, denials, caged=not unsandboxed, literals=literals
         )

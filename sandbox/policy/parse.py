@@ -74,7 +74,6 @@ def parse_policy(path: str, raw: bytes, *, name: str) -> Policy:
                 each.source,
                 tuple(place for place in get_args(Place) if place in each.where),
                 each.authorities,
-                each.keep,
             )
             for name, each in file.credentials.items()
         ),

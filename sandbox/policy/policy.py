@@ -195,7 +195,6 @@ class CredentialRule(NamedTuple):
     source: tuple[str, ...]  # ("file", PATH), ("env", NAME) or ("command", WORD, ...)
     where: tuple[Place, ...] = ("header",)
     authorities: tuple[str, ...] = ()  # files of roots that the hosts may have
-    seconds: float = 300.0  # how long the answer of a command is kept
 
 
 class ApprovalRule(NamedTuple):

@@ -524,7 +524,12 @@ class _CredentialTable(OperatorTable):
     authorities: Annotated[
         _Texts, _texts("Files of roots that its hosts may have beside the system's.", lexical_fault)
     ] = ()
-    keep: Annotated[float, _amount("How long the answer of a command is kept.", "idle")] = 300.0
+
+    @model_validator(mode="after")
+    def _may_travel(self) -> Self:
+        if not self.where:
+            raise WrongValue("is empty: nothing could be put in", keys=("where",))
+        return self
 
 
 class _CgroupsTable(OperatorTable):
@@ -560,6 +565,20 @@ else:
     )
 
 
+def _one_variable_each(tables: dict[str, _CredentialTable]) -> dict[str, _CredentialTable]:
+    known: dict[str, str] = {}
+    for name, table in tables.items():
+        variable = table.variable or name
+        if not is_variable_name(variable):
+            raise WrongValue("needs a variable: its own name cannot be one", keys=(name,))
+        if variable in known:
+            raise WrongValue(
+                f"has the variable {variable}, as {known[variable]} has", keys=(name, "variable")
+            )
+        known[variable] = name
+    return tables
+
+
 class PolicyFile(OperatorTable):
     """What the operator allows."""
 
@@ -589,7 +608,7 @@ class PolicyFile(OperatorTable):
     packages: _PackagesTable = Field(default_factory=_PackagesTable)
     user: _UserTable = Field(default_factory=_UserTable)
     approvals: _ApprovalsTable = Field(default_factory=_ApprovalsTable)
-    credentials: dict[str, _CredentialTable] = Field(
+    credentials: Annotated[dict[str, _CredentialTable], AfterValidator(_one_variable_each)] = Field(
         default_factory=dict, description="Credentials that plugins use and do not get, by name."
     )
     cgroups: _CgroupsTable = Field(default_factory=_CgroupsTable)

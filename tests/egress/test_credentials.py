@@ -284,3 +284,73 @@ def memory_of(pid: int) -> bytes:
                     memory.seek(start)
                     found.append(memory.read(end - start))
     return b"".join(found)
+
+
+# Prints what it has, and no more.
+SHOWS = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv]))"
+
+
+def test_a_value_that_is_filled_in_elsewhere_is_hidden_there_too(desk: Desk) -> None:
+    """Also where another value begins with what it ends with, and where the manifest has a decoy."""
+    before = "an-own-value-of-the-author-"
+    entry = {
+        "command": PYTHON,
+        "args": ["-I", "-c", SHOWS, "x${TOKEN}y"],
+        "env": {
+            "LITERAL": f"{before}{VALUE[:4]}",
+            "BOTH": f"{before}${{TOKEN}}",
+            "AWAY": "a-decoy-of-the-author",
+        },
+        "x-sandbox": {"network": ["api.example.com"], "hide": ["LITERAL@api.example.com"]},
+    }
+    plugin = desk.plugin
+    manifest = plugin.write(plugin.folder / "mcp.json", json.dumps({"mcpServers": {"demo": entry}}))
+    policy = plugin.policy('ceiling = "open"\nhosts = ["*:*"]')
+    hides = ("--hide", "TOKEN@api.example.com", "--hide", "AWAY@api.example.com")
+    done = plugin.caller(
+        "exec", "--policy", policy, *hides, manifest, env={"TOKEN": VALUE, "AWAY": VALUE[::-1]}
+    )
+    assert done.returncode == 0, done.stderr
+    for form in (VALUE, VALUE[4:], VALUE[::-1], before + VALUE[:4], "a-decoy"):
+        assert form not in done.stdout
+    assert json.loads(done.stdout)[0]["AWAY"]  # the control: it has something
+
+
+@pytest.mark.parametrize(
+    ("value", "more", "said"),
+    [
+        ("abcdefgh", "", "too short"),
+        (f"{VALUE} ", "", "ends with a blank"),
+        (VALUE, 'authorities = ["/no/such"]', "cannot be read"),
+        (VALUE, 'authorities = ["/etc/hostname"]', "has no certificate"),
+    ],
+)
+def test_what_cannot_be_used_is_said_before_anything_starts(
+    plugin: Plugin, value: str, more: str, said: str
+) -> None:
+    table = f'[credentials.TOKEN]\nhosts = ["api.example.com:443"]\nfrom = "env:OUTSIDE"\n{more}\n'
+    ran = plugin(
+        ["api.example.com"],
+        "/bin/true",
+        options=["--hide", "TOKEN"],
+        more_policy=table,
+        environ={"OUTSIDE": value},
+    )
+    assert ran.process.returncode == 126 and said in ran.process.stderr, ran.process.stderr
+    assert "bug" not in ran.process.stderr and value not in ran.process.stderr
+
+
+def test_a_plan_of_a_hidden_value_is_no_script(desk: Desk) -> None:
+    plugin = desk.plugin
+    manifest = plugin.manifest(HOSTS[:2], "/bin/true")
+    words = (
+        "plan",
+        "--policy",
+        plugin.policy('ceiling = "open"\nhosts = ["*:*"]', desk.more),
+        *HIDE,
+        manifest,
+    )
+    for more in ((), ("--emit", "json"), ("--emit", "sh"), ("--emit", "argv")):
+        done = plugin.caller(*words, *more, env={"OUTSIDE": VALUE, "TOKEN": VALUE})
+        assert VALUE not in done.stdout + done.stderr
+        assert ("only the runner puts placeholders" in done.stderr) is (more[1:] in (("sh",), ("argv",)))

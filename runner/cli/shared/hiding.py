@@ -28,6 +28,21 @@ def with_hidden_hosts(asked: Network | None, hide: Sequence[str]) -> Network | N
     rules = [parse_rule(host).without_requests() for host in known]
     hosts = [host for each in hide if (host := parse_hiding(each).host)]
     more = [host for host in hosts if not any(covers(rule, parse_rule(host)) for rule in rules)]
+    for host in more:
+        if narrow := next((each for each in known if " " in each and _meets(host, each)), None):
+            raise ValueError(
+                f"--hide …@{host}: it would let it make other requests than {narrow}; name that host"
+            )
     if not more or (asked is not None and asked.mode == "host"):
         return asked
     return Network("allowlist", tuple(dict.fromkeys((*known, *more))))
+
+
+def _meets(host: str, narrow: str) -> bool:
+    """Whether some connections fit both."""
+    from sandbox.network.rules import covers, parse_rule
+
+    wide, rule = parse_rule(host), parse_rule(narrow).without_requests()
+    ports = any(one <= last and first <= other for one, other in wide.ports for first, last in rule.ports)
+    same = wide._replace(ports=rule.ports)
+    return ports and (covers(same, rule) or covers(rule, same))

@@ -159,7 +159,8 @@ def test_a_rule_without_a_port_has_the_callers(written: str) -> None:
         ("GET a.b:1/c?d", "no path"),
         ("GET a.b:1/%2e", "no path"),
         ("GET a.b:1/c**", r"'c\*\*' in its path"),
-        ("GET 10.0.0.0/8:1", "no port"),
+        ("GET 10.0.0.0/8:1", "name the address"),
+        ("GET [fd00::]/8:1", "name the address"),
     ],
 )
 def test_wrong_rules_are_refused(written: str, reason: str) -> None:

@@ -16,6 +16,7 @@ from sandbox.policy.approval import (
     requested_approval,
     subtract_approval,
 )
+from sandbox.policy.credentials import written_values
 from sandbox.policy.grant import grant
 from sandbox.policy.parse import parse_policy
 from sandbox.policy.policy import ApprovalRule, CredentialRule, EnvRule, NetworkRule, Policy
@@ -46,8 +47,8 @@ def given(hide: str = "", policy: Policy = POLICY, spec: SandboxSpec | None = No
         ("T@b.example:443", Credential("T", HOSTS[1:2])),
         ("T", Credential("T", HOSTS)),
         ("T@x.c.example:443?query", Credential("T", ("x.c.example:443",), ("header", "query"))),
-        ("github", Credential("GH", HOSTS[:1], ("header", "query"), ("env", "OUT"), 300.0)),
-        ("github@api.a.example:443", Credential("GH", HOSTS[:1], ("header", "query"), ("env", "OUT"), 300.0)),
+        ("github", Credential("GH", HOSTS[:1], ("header", "query"), ("env", "OUT"))),
+        ("github@api.a.example:443", Credential("GH", HOSTS[:1], ("header", "query"), ("env", "OUT"))),
     ],
 )
 def test_what_is_hidden(hide: str, credential: Credential) -> None:
@@ -141,6 +142,61 @@ def test_approvals_of_credentials() -> None:
     assert not one.is_empty
 
 
+def test_nobody_adds_a_host_to_a_credential_of_the_policy() -> None:
+    """By its variable: the value would go where the plugin's author wants it."""
+    policy = POLICY._replace(env=EnvRule(ceiling=("*",)))
+    for hide, env in (
+        ("GH@b.example:443", ()),
+        ("GH", ()),
+        ("GH@b.example:443", (EnvRequest("GH", "a decoy of the author's"),)),
+    ):
+        spec = SandboxSpec(network=ASKED, hide=(hide,), env=env)
+        for said in (Overrides(hide=("github",)), Overrides()):
+            found = given(policy=policy, spec=spec, overrides=said)
+            assert found.refused and {each.rule for each in found.refused} == {"credential_hosts"}
+    # The control.
+    assert given("github", policy).denials == ()
+
+
+def test_so_many_are_read_and_no_more() -> None:
+    hide = tuple(f"T{number}@b.example:443" for number in range(70))
+    found = given(overrides=Overrides(hide=hide))
+    assert len(found.credentials) == 64 and [each.rule for each in found.denials] == ["credential"]
+
+
+@one_case(
+    ("hosts", "meant"),
+    [
+        (("a.b:80",), None),
+        (("a.b:80,443",), ("a.b:443",)),
+        (("a.b:79-81",), ("a.b:79,81",)),
+        (("a.b:*",), ("a.b:1-79,81-65535",)),
+        (("GET a.b:443/x", "localhost:1"), ("a.b:443",)),
+    ],
+)
+def test_a_name_alone_means_no_clear_text(hosts: tuple[str, ...], meant: tuple[str, ...] | None) -> None:
+    wide = POLICY._replace(
+        network=NetworkRule(ceiling="allowlist", hosts=("*:*", "localhost:1"), loopback=(1,))
+    )
+    found = given("T", wide, SandboxSpec(network=Network("allowlist", hosts)))
+    assert (found.credentials[0].hosts if meant else bool(found.refused)) == (meant or True)
+
+
+@one_case(
+    ("value", "counts"),
+    [
+        ("ghp_x", True),
+        ("${T}", False),
+        ("$T", False),
+        ("${env:T}", False),
+        ("${OTHER}", True),
+        ("a${T}", True),
+    ],
+)
+def test_what_stands_for_the_hosts_variable_is_no_value(value: str, counts: bool) -> None:
+    assert bool(written_values((EnvRequest("T", value),))) is counts
+
+
 def test_two_hosts_of_one_variable() -> None:
     said = Overrides(hide=("T@b.example:443", "T@api.a.example:443?query"))
     [credential] = given(overrides=said).credentials
@@ -176,14 +232,13 @@ def policy_of(text: str) -> Policy:
             CredentialRule("github", "V", ("a.b:443",), ("env", "GH")),
         ),
         (
-            'hosts = ["a.b:443"]\nfrom = ["gh", "auth", "token"]\nkeep = "1m"\nwhere = ["query", "header"]',
+            'hosts = ["a.b:443"]\nfrom = ["gh", "auth", "token"]\nwhere = ["query", "header"]',
             CredentialRule(
                 "github",
                 "github",
                 ("a.b:443",),
                 ("command", "gh", "auth", "token"),
                 ("header", "query"),
-                seconds=60.0,
             ),
         ),
         (
@@ -201,6 +256,13 @@ def policy_of(text: str) -> Policy:
         ('hosts = ["a.b:443"]\nfrom = []', None),
         ('hosts = ["a.b:443"]\nfrom = "env:A"\nwhere = ["body"]', None),
         ('hosts = ["a.b:443"]\nfrom = "env:A"\nvariable = "a b"', None),
+        ('hosts = ["a.b:443"]\nfrom = "env:A"\nwhere = []', None),
+        (
+            'hosts = ["a.b:443"]\nfrom = "env:A"\n'
+            '[credentials.x]\nhosts = ["a.b:1"]\nfrom = "env:A"\nvariable = "github"',
+            None,
+        ),
+        ('hosts = ["a.b:443"]\nfrom = "env:A"\n[credentials.a-b]\nhosts = ["a.b:1"]\nfrom = "env:A"', None),
         ('hosts = ["a.b:443"]', None),
         ('from = "env:A"', None),
     ],
@@ -209,5 +271,5 @@ def test_credentials_of_a_policy(text: str, rule: CredentialRule | None) -> None
     if rule is not None:
         assert policy_of(text).credentials == (rule,)
         return
-    with pytest.raises(DocumentError, match=r"/p.toml:\d+:\d+: .*github"):
+    with pytest.raises(DocumentError, match=r"/p.toml:\d+:\d+: .*(github|a-b)"):
         policy_of(text)
