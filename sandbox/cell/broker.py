@@ -12,6 +12,7 @@ import select
 
 from sandbox.broker.placeholder import make_placeholder
 from sandbox.cell.beside import fork_beside, lease_beside
+from sandbox.cell.contents import Contents
 from sandbox.network.credentials import BrokerPlan, HiddenValue
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.plan.plan import LaunchPlan, Operation, ReadOnly, Text
@@ -20,7 +21,6 @@ from sandbox.speed.signals import signal
 from sandbox.speed.typed import TYPE_CHECKING, Iterable, Iterator, NoReturn
 
 if TYPE_CHECKING:
-    from sandbox.cell.contents import Contents
     from sandbox.spec import Limits
 
 _READY_SECONDS = 30.0
@@ -182,9 +182,10 @@ def open_broker(
             stack.callback(os.close, alive)
             theirs.callback(os.close, alive_r)
             its = (channel.fileno(), plan, hidden, chain, alive_r, identity, limits.cpu, limits.cpu_time)
-            forget = None if contents is None else contents.wipe_files
+            secrets = contents or Contents()
+            environ = dict(os.environb)
             closed = ours.fileno(), ready, alive, ready_w, chain_w
-            pid = fork_beside(lambda: _run_broker(*its), closed, forget)
+            pid = fork_beside(lambda: _run_broker(*its), closed, lambda: secrets.wipe_of_others(environ))
             stack.callback(_end, pid)
         names = {each.name for each in plan.credentials}
         values = {} if contents is None else contents.hidden

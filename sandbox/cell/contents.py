@@ -15,6 +15,8 @@ from sandbox.speed.typed import Mapping, Sequence
 MOST_SECRET_BYTES = 1 << 20  # of all secrets together. They are keys and tokens
 MOST_FILE_BYTES = 64 << 20  # of all other files together
 
+_SHORTEST_SECRET = 8  # a shorter text is part of others by accident
+
 _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 
 
@@ -63,6 +65,22 @@ class Contents:
         """The same, but for what is hidden: in a child that needs that."""
         _overwrite(self.secrets)
         self.files.clear()
+
+    def wipe_of_others(self, environ: Mapping[bytes, bytes]) -> None:
+        """For a process that needs what is hidden here: overwrite the secrets of other plugins, as far as
+        they are in the environment."""
+        from sandbox.policy.credentials import looks_secret
+
+        self.wipe_files()
+        own = self.hidden.values()
+        others = {
+            value
+            for name, value in environ.items()
+            if looks_secret(os.fsdecode(name)) and len(value) >= _SHORTEST_SECRET
+            if not any(value in each or each in value for each in own)
+        }
+        if others:
+            _scrub_memory(list(others))
 
     def strays(self, files: Sequence[MemoryFile]) -> list[str]:
         """The names of contents that no file asks for."""

@@ -19,6 +19,7 @@ from tests.internet import API
 pytestmark = [pytest.mark.launches, pytest.mark.usefixtures("nothing_left")]
 
 VALUE = "ghp_Zq7eVh2KfLw0RtXyBn4MdJs8GcPa1UoT3iQv"
+OTHER = "sk-of-another-plugin-0123456789"
 HOSTS = ("api.example.com:443", "git.example.com:443", "other.example.org:443")
 HIDE = ("--hide", "github@api.example.com", "--hide", "github@git.example.com")
 
@@ -257,7 +258,8 @@ def test_only_the_runner_and_the_broker_have_it(desk: Desk) -> None:
     manifest = plugin.manifest(("api.example.com:443", "git.example.com:443"), PYTHON, "-I", "-c", WAITS)
     policy = plugin.policy('ceiling = "open"\nhosts = ["*:*"]', desk.more)
     words = ("exec", "--policy", policy, *HIDE, manifest)
-    with plugin.caller.start(*words, env={"OUTSIDE": VALUE}) as process:
+    environ = {"OUTSIDE": VALUE, "OTHER_TOKEN": OTHER}
+    with plugin.caller.start(*words, env=environ) as process:
         assert process.stdin is not None and process.stdout is not None
         assert process.stdout.readline() == b"asked\n"
         tree = [psutil.Process(process.pid)]
@@ -267,6 +269,7 @@ def test_only_the_runner_and_the_broker_have_it(desk: Desk) -> None:
         beside = {each.pid for each in runner.children() if each.cmdline() == runner.cmdline()}
         assert len(every) >= 5 and len(beside) == 2  # the gate and the broker are forks of the runner
         assert len(having) == 1 and having[0] in beside, (having, every)
+        assert OTHER.encode() not in memory_of(having[0])  # of another plugin
         process.stdin.close()
         assert process.wait(30) == 0
 
