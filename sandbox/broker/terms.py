@@ -212,7 +212,7 @@ class HostTerms:
     def _check_authority(self, text: str) -> None:
         try:
             if not text.isascii():
-                raise ValueError  # noqa: TRY301 -- as for is_named()
+                raise ValueError  # as in is_named()
             host, port = parse_authority(text, 443 if self.secure else 80)
         except ValueError:
             raise RequestRefused("is asked for another host in its headers: that is no name") from None
