@@ -18,6 +18,7 @@ import gc
 import os
 import select
 import struct
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
@@ -85,6 +86,9 @@ def run_broker(
         forbid_tracing()
         follow_parent(lambda: _is_open(alive))
         forget_environment()
+        # A name in a TLS hello that is not ASCII fails in the module _ssl, which then ends the handshake. To
+        # show the fault, Python would read source files.
+        sys.unraisablehook = lambda _: None
         # The launch waits for the certificates. So this process waits too, and leaves it the processors.
         certificates = _read_all(chain)
         broker = PluginBroker(plan, hidden)

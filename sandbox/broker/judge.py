@@ -15,7 +15,13 @@ from sandbox.network.rules import LOCALHOST, HostRule, judge, judge_loopback
 
 _ESCAPE = re.compile(r"%([0-9A-Fa-f]{2})")
 _UNRESERVED = re.compile(r"[A-Za-z0-9._~-]\Z", re.ASCII)
-_NOT_ENCODED = {"%2F": "a slash", "%5C": "a backslash", "%2E": "a dot", "%25": "a percent sign"}
+_NOT_ENCODED = {
+    "%2F": "a slash",
+    "%5C": "a backslash",
+    "%2E": "a dot",
+    "%25": "a percent sign",
+    "%3B": "a semicolon",
+}
 _PLAIN = re.compile(r"[\x21-\x7e]*\Z", re.ASCII)
 
 Item = TypeVar("Item")
@@ -98,11 +104,17 @@ def normal_path(target: str) -> str:
     segments = path.split("/")[1:]
     for place, segment in enumerate(segments):
         name = segment.partition(";")[0]
-        if name in (".", ".."):
+        if _is_dots(name):
             raise ValueError("has a segment of dots, which leads to another place")
         if not name and (segment or place < len(segments) - 1):
             raise ValueError("has an empty segment (//), which some servers leave out")
     return path
+
+
+def _is_dots(name: str) -> bool:
+    """Whether a segment leads to another place, for a server that strips blanks too."""
+    plain = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), name).encode("latin-1").decode("utf-8")
+    return "".join(plain.split()) in (".", "..")
 
 
 def _check_bytes(decoded: bytes) -> None:

@@ -41,10 +41,16 @@ _OF_THE_CONNECTION = frozenset(
 # A server that hears on these does something else than the line says that was judged.
 _OTHER_REQUEST = frozenset(
     (
-        *(b"x-http-method-override", b"x-http-method", b"x-method-override"),
-        *(b"x-original-url", b"x-rewrite-url", b"x-original-uri"),
+        *(b"x-http-method-override", b"x-http-method", b"x-method-override", b"x-method"),
+        *(b"x-original-method", b"x-forwarded-method", b"x-envoy-original-method"),
+        *(b"x-original-url", b"x-original-uri", b"x-original-path", b"x-envoy-original-path"),
+        *(b"x-rewrite-url", b"x-rewrite-uri", b"x-rewrite-path", b"x-request-uri", b"x-proxy-url"),
+        *(b"x-forwarded-url", b"x-forwarded-uri", b"x-forwarded-path", b"x-forwarded-prefix"),
+        *(b"forwarded", b"x-forwarded-host", b"x-original-host", b"x-host"),
+        b"destination",  # of COPY and MOVE
     )
 )
+_FOLDED = re.compile(rb"[^a-z0-9]")
 # They make an answer that cannot be searched for the value: compressed, or in pieces.
 _MAKE_UNREADABLE = frozenset(
     (b"accept-encoding", b"range", b"if-range", b"a-im", b"sec-websocket-extensions")
@@ -153,7 +159,8 @@ class HostTerms:
     def is_named(self, text: str) -> bool:
         """Whether a name in a request is that of the host."""
         try:
-            return self._is_this(parse_host(text))
+            # Other names are not on the wire, and to read one Python would load a module.
+            return text.isascii() and self._is_this(parse_host(text))
         except ValueError:
             return False
 
@@ -171,6 +178,7 @@ class HostTerms:
             )
         target = self._own_target(method, target)
         self._check_host(request)
+        _check_names(request.headers)
         rule = self._find_rule(method, target, request)
         upgrades = self._upgrades(request)
         headers, names = self._headers(request, upgrades=upgrades)
@@ -203,6 +211,8 @@ class HostTerms:
 
     def _check_authority(self, text: str) -> None:
         try:
+            if not text.isascii():
+                raise ValueError  # as in is_named()
             host, port = parse_authority(text, 443 if self.secure else 80)
         except ValueError:
             raise RequestRefused("is asked for another host in its headers: that is no name") from None
@@ -215,7 +225,7 @@ class HostTerms:
         if not self._rules:
             return ""
         for name, _ in request.headers:
-            if name in _OTHER_REQUEST:
+            if fold(name) in _OTHER_REQUEST:
                 raise RequestRefused(
                     f"is asked with the header {name.decode()}, which may stand for another request"
                 )
@@ -253,7 +263,7 @@ class HostTerms:
         headers: Headers = []
         for raw, value in request.headers.raw_items():
             name = raw.lower()
-            if name in dropped:
+            if name in dropped or fold(name) in dropped:
                 continue
             if name not in _FRAMING:
                 for secret in self.secrets:
@@ -292,6 +302,19 @@ class HostTerms:
             if name == b"sec-websocket-extensions":
                 return "answers with an extension of websocket, in which its credential could not be found"
         return ""
+
+
+def fold(name: bytes) -> bytes:
+    """A header's name as servers read it that make a variable of it, as CGI and WSGI do: X_Method and
+    X-Method are one. `name`: in lower case."""
+    return _FOLDED.sub(b"-", name)
+
+
+def _check_names(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raises RequestRefused for a header that only some servers take for one about the message's end."""
+    for name, _ in headers:
+        if name not in _FRAMING and fold(name) in _FRAMING:
+            raise RequestRefused(f"is asked with the header {name.decode()}, which servers read in two ways")
 
 
 def nominated(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:

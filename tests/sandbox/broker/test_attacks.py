@@ -6,6 +6,7 @@ import base64
 import contextlib
 import json
 import os
+import random
 import socket
 import ssl
 from collections.abc import Iterator
@@ -141,6 +142,11 @@ def turned_away(bench: Bench, sent: bytes, status: int) -> dict[str, Any]:
         (b"CONNECT api.example.com:443 HTTP/1.1\r\nHost: api.example.com\r\n\r\n", 403),
         (GET.replace(b"GET", b"get") + END, 403),
         (GET.replace(b"GET", b"G!T") + END, 403),
+        (POST + b"Content_Length: 3\r\n\r\n", 403),
+        (POST + b"Transfer_Encoding: chunked\r\n\r\n", 403),
+        (POST + b"Transfer.Encoding: chunked\r\n\r\n", 403),
+        (b"GET / HTTP/1.1\r\nHost: api.example.c\xf6m\r\n\r\n", 403),
+        (b"GET https://api.example.com\xc3\xb6/ HTTP/1.1\r\nHost: api.example.com\r\n\r\n", 400),
         (GET + b"Connection: Upgrade\r\nUpgrade: h2c, websocket\r\n\r\n", 403),
         (GET + b"Connection: Upgrade\r\nUpgrade: tcp\r\n\r\n", 403),
         (GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\nUpgrade: websocket\r\n\r\n", 403),
@@ -290,6 +296,8 @@ def test_chunks_that_are_read_in_two_ways(bench: Bench, body: bytes) -> None:
         "GET /repos/acme/%",
         "GET /repos/acme/%c0%ae%c0%ae/",
         "GET /repos/acme/%00",
+        "GET /repos/acme/..%3B/other",
+        "GET /repos/acme/..%20/other",
         "GET https://api.example.com",
         "GET /user?/repos/acme/x",
         "OPTIONS *",
@@ -309,6 +317,17 @@ def test_what_no_rule_allows(ruled: Bench, line: str) -> None:
         "x-method-override: PUT",
         "X-Original-URL: /user",
         "X-Rewrite-URL: /user",
+        "X_HTTP_Method_Override: DELETE",
+        "X-HTTP_Method-Override: DELETE",
+        "X-Original_URL: /user",
+        "X-Original-Method: DELETE",
+        "X-Forwarded-Method: DELETE",
+        "X-Forwarded-Uri: /user",
+        "X-Forwarded-Path: /user",
+        "X-Forwarded-Prefix: /user",
+        "X-Forwarded-Host: other",
+        "Forwarded: host=other",
+        "Destination: /user",
     ],
 )
 def test_headers_that_stand_for_another_request(ruled: Bench, header: str) -> None:
@@ -421,6 +440,70 @@ def test_nonsense_in_place_of_tls(bench: Bench, sent: bytes) -> None:
         connection.shutdown(socket.SHUT_WR)
         Client(connection).rest()
     assert bench.rig.line()["verdict"] == "failed"
+
+
+# --- any byte in any place ------------------------------------------------------------------------------
+
+
+def hello(name: str) -> bytes:
+    """What a client says first in TLS."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    tls = ssl.create_default_context().wrap_bio(incoming, outgoing, server_hostname=name)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        tls.do_handshake()
+    return outgoing.read()
+
+
+def mutate(chance: random.Random, text: bytes) -> bytes:
+    data = bytearray(text)
+    for _ in range(chance.randint(1, 5)):
+        place, length = chance.randrange(len(data)), chance.randint(1, 9)
+        match chance.randrange(4):
+            case 0:
+                data[place] = chance.randrange(256)
+            case 1:
+                data[place : place + length] = chance.randbytes(length)
+            case 2:
+                data[place:place] = data[place : place + 20]
+            case _:
+                data[place:place] = chance.choice(
+                    (b"\r\n", b"\n", b"\r", b" ", b":", b",", b"\0", b"%", b"\xf6")
+                )
+    return bytes(data)
+
+
+def any_bytes() -> list[tuple[int, bytes]]:
+    """Requests, and hellos of TLS, with every byte in the names, and with bytes anywhere. Each has its
+    port."""
+    chance = random.Random(47)
+    asked = GET + KEY + END
+    upgrade = GET + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    chunked = POST + b"Expect: 100-continue\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n"
+    greeting = hello(HOST)
+    sent = [(80, asked.replace(b".com", b".c%cm" % byte)) for byte in range(256)]
+    sent += [(80, mutate(chance, chance.choice((asked, upgrade, chunked)))) for _ in range(300)]
+    sent += [(443, greeting.replace(b".com", b".c%cm" % byte)) for byte in range(256)]
+    sent += [(443, mutate(chance, greeting)) for _ in range(100)]
+    return sent
+
+
+def test_no_byte_ends_the_broker(tmp_path: Path) -> None:
+    """It may load nothing any more: Python loads codecs and modules when it needs them first."""
+    hosts = (f"{HOST}:80,443",)
+    with open_rig(tmp_path, credentials=[("TOKEN", hosts, ("header",))]) as rig:
+        plain, secure = rig.serve(http(echo), tls=False), rig.serve(http(echo))
+        rig.channel.setblocking(False)
+        for port, sent in any_bytes():
+            with rig.hand_over(plain, port=port) as connection, contextlib.suppress(OSError):
+                connection.sendall(sent)
+                connection.shutdown(socket.SHUT_WR)
+                assert VALUE not in Client(connection).rest()
+            assert rig.process.poll() is None, sent
+            with contextlib.suppress(BlockingIOError):
+                while said := rig.channel.recv(4096):
+                    assert b"the broker has a fault" not in said, (sent, said)
+        with rig.connect(secure).connection as connection:
+            assert Client(connection).ask().status == 200
 
 
 # --- the value ------------------------------------------------------------------------------------------

@@ -76,6 +76,8 @@ def test_one_normal_path(target: str, path: str) -> None:
             "/a%0a",
             "/a%7f",
         ),
+        *("/a/..%20/b", "/a/%20../b", "/a/.%20/b", "/a/. ./b", "/a/.%20./b", "/a/..%C2%A0/b"),
+        *("/a/..%20;x/b", "/a/..%3B/b", "/a/b%3bc"),
         *(
             "/a%c2%85",
             "/a%c0%af",
