@@ -258,8 +258,10 @@ def policy_of(text: str) -> Policy:
         ('hosts = ["a.b:443"]\nfrom = "env:A"\nvariable = "a b"', None),
         ('hosts = ["a.b:443"]\nfrom = "env:A"\nwhere = []', None),
         (
-            'hosts = ["a.b:443"]\nfrom = "env:A"\n'
-            '[credentials.x]\nhosts = ["a.b:1"]\nfrom = "env:A"\nvariable = "github"',
+            (
+                'hosts = ["a.b:443"]\nfrom = "env:A"\n'
+                '[credentials.x]\nhosts = ["a.b:1"]\nfrom = "env:A"\nvariable = "github"'
+            ),
             None,
         ),
         ('hosts = ["a.b:443"]\nfrom = "env:A"\n[credentials.a-b]\nhosts = ["a.b:1"]\nfrom = "env:A"', None),
