@@ -23,7 +23,7 @@ _UNRESERVED = (string.ascii_letters + string.digits + "-._~").encode()
 _PERCENT_SAFE = (b"", b"/", b"!'()*", b"!$&'()*+,;=:@/")  # what encoders leave as it is, beside these
 # What encodings have; of the others a pattern has only those of the placeholder, which the plugin knows.
 _OF_ENCODINGS = (string.ascii_letters + string.digits + "%+/=-_\\").encode()
-_ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
+_ESCAPES = re.compile(rb"(?:%[0-9A-Fa-f]{2})+")
 _ESCAPE_BYTES = 3
 
 
@@ -99,11 +99,12 @@ class _Unescaped:
         self._escapes: list[int] = []  # their places in the text without escapes
         parts: list[bytes] = []
         at = length = 0
-        for found in _ESCAPE.finditer(data):
-            length += found.start() - at
-            self._escapes.append(length)
-            length += 1
-            parts += data[at : found.start()], bytes.fromhex(found[1].decode())
+        for found in _ESCAPES.finditer(data):
+            characters = bytes.fromhex(found[0].replace(b"%", b"").decode())
+            parts += data[at : found.start()], characters
+            first = length + found.start() - at
+            length = first + len(characters)
+            self._escapes += range(first, length)
             at = found.end()
         self._text = b"".join((*parts, data[at:])) if self._escapes else b""
 
