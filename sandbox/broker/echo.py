@@ -23,7 +23,7 @@ _UNRESERVED = (string.ascii_letters + string.digits + "-._~").encode()
 _PERCENT_SAFE = (b"", b"/", b"!'()*", b"!$&'()*+,;=:@/")  # what encoders leave as it is, beside these
 # What encodings have; of the others a pattern has only those of the placeholder, which the plugin knows.
 _OF_ENCODINGS = (string.ascii_letters + string.digits + "%+/=-_\\").encode()
-_ESCAPES = re.compile(rb"(?:%[0-9A-Fa-f]{2})+")
+_ESCAPES = re.compile(rb"%[0-9A-Fa-f]{2}(?:%[0-9A-Fa-f]{2})*")  # begins with a character: searched fast
 _ESCAPE_BYTES = 3
 
 
