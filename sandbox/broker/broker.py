@@ -116,6 +116,7 @@ class PluginBroker:
         self._around: BrokerParts | None = None
         self._channel: socket.socket | None = None
         self._leaving = False
+        self._dropped = 0  # lines
 
     def load(self, certificates: bytes) -> None:
         """Load what needs files: the certificate for the plugin, and the roots of servers."""
@@ -197,17 +198,23 @@ class PluginBroker:
             connection.leave()
 
     def _report(self, fields: dict[str, str | float]) -> None:
-        """Tell the gate about a request. If it does not take the line, the line is dropped."""
-        assert self._channel is not None
+        """Tell the gate about a request. If it does not take the line, the line is dropped and counted."""
         for key, value in fields.items():
             if isinstance(value, str):
                 fields[key] = value[:_MOST_TEXT_CHARACTERS]
         line = encode_line(fields)
-        if len(line) <= MOST_LINE_BYTES:
-            try:
-                self._channel.send(str(fields["verdict"]).encode() + b" " + line)
-            except OSError:
-                pass
+        if self._dropped and self._say(b"dropped %d" % self._dropped):
+            self._dropped = 0
+        verdict = str(fields["verdict"]).encode()
+        if self._dropped or len(line) > MOST_LINE_BYTES or not self._say(verdict + b" " + line):
+            self._dropped += 1
+
+    def _say(self, message: bytes) -> bool:
+        assert self._channel is not None
+        try:
+            return self._channel.send(message) == len(message)
+        except OSError:
+            return False
 
 
 def _preload() -> None:

@@ -28,6 +28,10 @@ _UNTRUSTED = (
     "was not asked: the program does not trust the certificate of this launch ({}). Let it read the"
     " authorities in the file of SSL_CERT_FILE; a program with a list of its own can use no hidden credential"
 )
+_UNCERTIFIED = (
+    "was not asked: the certificate of this launch is for one label below a wildcard ({}). Name the host"
+    " itself beside the wildcard"
+)
 _NO_REASON = "it ended the TLS handshake"
 _HTTP2 = "is asked with HTTP/2, and a host with a hidden credential or a rule about requests needs HTTP/1.1"
 _HTTP2_ADVICE = "Let the program speak HTTP/1.1."
@@ -183,11 +187,16 @@ class Connection:
         except TlsRefused as refused:
             if asked.is_other:
                 raise Failed("is asked for by another name in TLS (SNI)") from None
-            raise Failed(_UNTRUSTED.format(refused)) from None
+            if not asked.is_heard:
+                raise Failed(f"was not asked: no TLS handshake could be read ({refused})") from None
+            raise Failed(self._describe_distrust(terms, str(refused))) from None
         except StreamBroken:
-            raise Failed(_UNTRUSTED.format(_NO_REASON)) from None
+            raise Failed(self._describe_distrust(terms, _NO_REASON)) from None
         except TimeSpent:
             raise Failed(f"was not asked: no TLS handshake within {HANDSHAKE_SECONDS:g} seconds") from None
+
+    def _describe_distrust(self, terms: HostTerms, reason: str) -> str:
+        return (_UNTRUSTED if terms.is_certified else _UNCERTIFIED).format(reason)
 
     async def _plugin_is_mute(self, first: bytes) -> bool:
         """Whether a program that only speaks HTTP/2 has gone after the handshake."""

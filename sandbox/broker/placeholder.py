@@ -66,6 +66,46 @@ def same_shape(value: bytes, placeholder: bytes) -> bool:
     )
 
 
+def cover(data: bytes, pairs: list[tuple[bytes, bytes]]) -> bytes:
+    """The data with each value overwritten by its placeholder. `pairs`: values and placeholders, each of one
+    length.
+
+    Every value is looked for in the data as it was. If one were replaced after the other, a value that ends
+    as another one begins would keep that from being found.
+    """
+    covered = bytearray(data)
+    for value, placeholder in sorted(pairs, key=lambda pair: len(pair[0])):  # the longest has the last word
+        overwrite(covered, data, value, placeholder)
+    return bytes(covered)
+
+
+def overwrite(covered: bytearray, data: bytes, value: bytes, placeholder: bytes, start: int = 0) -> None:
+    """Write the placeholder into `covered`, wherever `data` has the value, from `start` on."""
+    if len(value) != len(placeholder):
+        raise ValueError("a placeholder has another length than its value")
+    end = 0
+    for place in find_all(data, value, start):
+        begin, end = max(place, end), place + len(value)
+        covered[begin:end] = placeholder[begin - place :]
+
+
+def find_all(data: bytes, text: bytes, start: int = 0) -> list[int]:
+    """Every place of a text, also where it overlaps itself. The time does not grow with the overlaps: the
+    data may be of somebody who wants it to."""
+    found: list[int] = []
+    place = data.find(text, start) if text else -1
+    if place < 0:
+        return found
+    # The least distance of two places that overlap.
+    period = next(shift for shift in range(1, len(text) + 1) if text.startswith(text[shift:]))
+    last = text[-period:]
+    while place >= 0:
+        found.append(place)
+        end = place + len(text)
+        place = place + period if data.startswith(last, end) else data.find(text, place + period + 1)
+    return found
+
+
 def _is_plain(byte: int) -> bool:
     return any(byte in each for each in _CLASSES)
 

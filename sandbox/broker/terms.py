@@ -142,6 +142,11 @@ class HostTerms:
         self.host, self.port, self.secure = host, port, secure
         self._rules = rules_of(terms.requests, host, port)
         self._shown = terms.shown
+        # A certificate for *.example.com is for one label below it.
+        places = {rule.host for rule in terms.hosts if rule.kind == "below"}
+        self.is_certified = host.partition(".")[2] in places or any(
+            rule.host == host for rule in terms.hosts if rule.kind != "below"
+        )
         # The plugin chooses whether it speaks TLS. Where servers expect it, no value goes in clear text.
         readable = secure or host == LOCALHOST or port == _HTTP_PORT
         self.secrets = terms.secrets(host, port) if readable else ()

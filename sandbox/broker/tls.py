@@ -51,9 +51,11 @@ class AskedName:
 
     def __init__(self, is_named: Callable[[str], bool]) -> None:
         self._is_named = is_named
+        self.is_heard = False  # the hello of the plugin is whole, with a name or without
         self.is_other = False
 
     def judge(self, name: str | None) -> int | None:
+        self.is_heard = True
         if name is None or self._is_named(name):
             return None
         self.is_other = True

@@ -21,6 +21,7 @@ MOST_LINE_BYTES = 4096
 _MOST_TEXT_CHARACTERS = 300  # of a name, a rule or a reason
 _REQUEST = "request"  # the kind of the broker's lines
 _REQUEST_KEYS = frozenset(f"{_REQUEST} {verdict}" for verdict in ("allowed", "refused", "failed"))
+_MOST_DIGITS = 9  # of a number of lines
 _MOST_REPEATED = 1024  # different lines whose repetitions are counted
 
 
@@ -65,8 +66,8 @@ class AuditPipe:
         elif not self._put(fields):
             self._drop()
 
-    def _drop(self) -> None:
-        self._dropped += 1
+    def _drop(self, count: int = 1) -> None:
+        self._dropped += count
         try:
             self._loop.watch(self._fd, WRITE, self._on_room)
         except OSError:
@@ -85,8 +86,12 @@ class AuditPipe:
 
     def pass_on(self, message: bytes) -> None:
         """Take what the broker says about a request: a verdict, a blank, and a line as encode_line() makes
-        it. Who reads the pipe checks the line."""
+        it. Who reads the pipe checks the line. Or `dropped` and the number of lines that there was no room
+        for."""
         verdict, _, line = message.partition(b" ")
+        if verdict == b"dropped" and line.isdigit() and len(line) <= _MOST_DIGITS:
+            self._drop(int(line))
+            return
         key = f"{_REQUEST} {verdict.decode('ascii', 'replace')}"
         if key not in _REQUEST_KEYS or line.find(b"\n") != len(line) - 1:
             return

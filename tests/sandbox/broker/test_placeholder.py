@@ -4,8 +4,10 @@ import os
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sandbox.broker.placeholder import PREFIXES, make_placeholder, same_shape
+from sandbox.broker.placeholder import PREFIXES, cover, make_placeholder, same_shape
 from tests.tables import one_case
 
 JWT = b"eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
@@ -80,3 +82,37 @@ def test_it_is_never_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_shapes(value: bytes, other: bytes, same: bool) -> None:
     assert same_shape(value, other) is same
+
+
+TEXTS = st.lists(st.text("ab", min_size=1, max_size=8).map(str.encode), max_size=4)
+
+
+@given(st.text("abc", max_size=40).map(str.encode), TEXTS)
+def test_each_value_is_covered_wherever_it_stands(data: bytes, values: list[bytes]) -> None:
+    """Also where two of them, or one and the same, overlap."""
+    expected = bytearray(data)
+    for value in values:
+        for place in range(len(data)):
+            if data.startswith(value, place):
+                expected[place : place + len(value)] = expected[place : place + len(value)].upper()
+    assert cover(data, [(value, value.upper()) for value in values]) == expected
+
+
+@one_case(
+    ("data", "pairs", "covered"),
+    [
+        (b"xabcdefy", [(b"abcd", b"1234"), (b"cdef", b"5678")], b"x125678y"),
+        (b"xabcdefy", [(b"bc", b"12"), (b"abcdef", b"345678")], b"x345678y"),  # the longest has the last word
+        (b"ababab", [(b"abab", b"1234")], b"123434"),
+        (b"aaaa", [(b"aa", b"12")], b"1222"),
+        (b"abc", [(b"", b"")], b"abc"),
+        (b"1234", [(b"1234", b"abcd"), (b"abcd", b"wxyz")], b"abcd"),  # what was put there is no value
+    ],
+)
+def test_what_covers_a_value(data: bytes, pairs: list[tuple[bytes, bytes]], covered: bytes) -> None:
+    assert cover(data, pairs) == covered
+
+
+def test_a_placeholder_of_another_length_covers_nothing() -> None:
+    with pytest.raises(ValueError, match="length"):
+        cover(b"abc", [(b"abc", b"ab")])
