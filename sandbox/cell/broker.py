@@ -10,7 +10,7 @@ import _socket
 import os
 import select
 
-from sandbox.broker.placeholder import make_placeholder
+from sandbox.broker.placeholder import cover, make_placeholder
 from sandbox.cell.beside import fork_beside, lease_beside
 from sandbox.cell.contents import Contents
 from sandbox.network.credentials import BrokerPlan, HiddenValue
@@ -18,7 +18,7 @@ from sandbox.plan.layers import LayerUnavailable
 from sandbox.plan.plan import LaunchPlan, Operation, ReadOnly, Text
 from sandbox.speed.scopes import ExitStack, contextmanager, suppress
 from sandbox.speed.signals import signal
-from sandbox.speed.typed import TYPE_CHECKING, Iterable, Iterator, NoReturn
+from sandbox.speed.typed import TYPE_CHECKING, Iterator, NoReturn
 
 if TYPE_CHECKING:
     from sandbox.spec import Limits
@@ -116,18 +116,6 @@ class _Authority:
         if self._pid:
             os.waitpid(self._pid, 0)
             self._pid = 0
-
-
-def cover(text: bytes, pairs: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The text with each value replaced by what is of its length. Values may overlap: all are looked for in
-    the text as it was, and nothing of one is left."""
-    covered = bytearray(text)
-    for value, placeholder in pairs:
-        at = text.find(value)
-        while at >= 0:
-            covered[at : at + len(value)] = placeholder
-            at = text.find(value, at + 1)
-    return bytes(covered)
 
 
 def _read_authorities() -> bytes:
