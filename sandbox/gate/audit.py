@@ -117,7 +117,8 @@ class AuditPipe:
             self._loop.forget(self._fd)
 
     def _write_dropped(self) -> bool:
-        if self._put({"kind": "dropped", "count": self._dropped}):
+        # A line may have told it since the pipe was watched.
+        if not self._dropped or self._put({"kind": "dropped", "count": self._dropped}):
             self._dropped = 0
             return True
         return False

@@ -102,6 +102,9 @@ def line(verdict: str = "allowed", **fields: str) -> bytes:
         (line() + line(), False),
         (b"allowed", False),
         (b"\xff {}\n", False),
+        (b"dropped -1", False),
+        (b"dropped 9999999999", False),
+        (b"dropped {}\n", False),
     ],
 )
 def test_only_single_lines_about_requests_pass(message: bytes, passes: bool) -> None:
@@ -113,6 +116,14 @@ def test_only_single_lines_about_requests_pass(message: bytes, passes: bool) -> 
     desk.loop.run_once(20)
     for fd in (desk.read_end, desk.write_end):
         os.close(fd)
+
+
+def test_lines_that_the_broker_dropped_are_counted(desk: Desk) -> None:
+    for message in (b"dropped 3", line()):
+        desk.broker.send(message)
+        desk.loop.run_once(20)
+    desk.loop.run_once(0)
+    assert [(each["kind"], each.get("count")) for each in desk.lines()] == [("dropped", 3), ("request", None)]
 
 
 def test_without_the_broker_nothing_is_given(desk: Desk) -> None:
