@@ -12,7 +12,7 @@ from sandbox.network.credentials import Credential, Hiding, parse_hiding
 from sandbox.network.rules import HostRule, Ports, covers, parse_rule
 from sandbox.policy.policy import CredentialRule, Policy, matches, steers
 from sandbox.spec import LITERAL, Denial, EnvRequest, Network, Place, is_variable_name
-from sandbox.speed.typed import Collection, Sequence
+from sandbox.speed.typed import Collection, Iterable, Iterator, Sequence
 
 _MOST = 64  # entries: the broker searches each answer for each value
 _HTTP = 80
@@ -100,7 +100,24 @@ def find_credentials(
             source,
         )
         authorities.update(dict.fromkeys(() if rule is None else rule.authorities))
+    denials += _mixed(found.values())
     return tuple(found.values()), tuple(authorities)
+
+
+def _mixed(credentials: Iterable[Credential]) -> Iterator[Denial]:
+    """A manifest's own value beside one from outside, for one host: by what becomes of its own in the answers
+    the author would learn how the other begins."""
+    every = [(each, [parse_rule(host) for host in each.hosts]) for each in credentials]
+    for own, hosts in every:
+        for other, others in every:
+            if own.source == LITERAL != other.source and any(
+                covers(a, b) or covers(b, a) for a in hosts for b in others
+            ):
+                reason = (
+                    f"its value stands in the manifest, and {other.name}, for the same host, is of outside"
+                )
+                yield Denial("credential_hosts", f"hide {own.name}", reason, "hide only one of the two there")
+                return
 
 
 def _ceiling_denial(hiding: Hiding, policy: Policy) -> Denial | None:

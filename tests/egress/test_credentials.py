@@ -304,12 +304,12 @@ def test_a_value_that_is_filled_in_elsewhere_is_hidden_there_too(desk: Desk) -> 
             "BOTH": f"{before}${{TOKEN}}",
             "AWAY": "a-decoy-of-the-author",
         },
-        "x-sandbox": {"network": ["api.example.com"], "hide": ["LITERAL@api.example.com"]},
+        "x-sandbox": {"network": list(HOSTS), "hide": ["LITERAL@git.example.com"]},
     }
     plugin = desk.plugin
     manifest = plugin.write(plugin.folder / "mcp.json", json.dumps({"mcpServers": {"demo": entry}}))
     policy = plugin.policy('ceiling = "open"\nhosts = ["*:*"]')
-    hides = ("--hide", "TOKEN@api.example.com", "--hide", "AWAY@api.example.com")
+    hides = ("--hide", "TOKEN@api.example.com", "--hide", "AWAY@git.example.com")
     done = plugin.caller(
         "exec", "--policy", policy, *hides, manifest, env={"TOKEN": VALUE, "AWAY": VALUE[::-1]}
     )

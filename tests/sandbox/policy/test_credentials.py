@@ -98,7 +98,7 @@ def test_nothing_is_hidden_without_a_cage() -> None:
 def test_however_it_is_asked_for_the_value_is_not_passed_on() -> None:
     policy = POLICY._replace(env=EnvRule(set=(("A", "1"),), passed=("B",), ceiling=("*",)))
     requests = (EnvRequest("C", "3"), EnvRequest("D"), EnvRequest("E", fills=True))
-    hide = tuple(f"{name}@b.example:443" for name in "ABCDEF")
+    hide = tuple(f"{name}@{HOSTS[0] if name in 'CF' else HOSTS[1]}" for name in "ABCDEF")
     said = Overrides(env=(("F", "6"),), pass_env=("D",), hide=hide)
     environ = dict.fromkeys("ABCDEF", "value")
     granted = given(
@@ -156,6 +156,15 @@ def test_nobody_adds_a_host_to_a_credential_of_the_policy() -> None:
             assert found.refused and {each.rule for each in found.refused} == {"credential_hosts"}
     # The control.
     assert given("github", policy).denials == ()
+
+
+def test_a_value_of_the_manifest_and_one_of_outside_share_no_host() -> None:
+    spec = SandboxSpec(
+        network=ASKED, hide=("OWN@b.example:443",), env=(EnvRequest("OWN", "of the manifest"),)
+    )
+    for hide, refused in (("T@b.example:443", True), ("T@api.a.example:443", False), ("github", False)):
+        found = given(hide, spec=spec)
+        assert [each.rule for each in found.refused] == ["credential_hosts"] * refused
 
 
 def test_so_many_are_read_and_no_more() -> None:
