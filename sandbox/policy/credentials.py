@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 
 from sandbox.network.credentials import Credential, Hiding, parse_hiding
-from sandbox.network.rules import HostRule, Ports, covers, parse_rule
+from sandbox.network.rules import EVERY_PORT, HostRule, Ports, covers, parse_rule
 from sandbox.policy.policy import CredentialRule, Policy, matches, steers
 from sandbox.spec import LITERAL, Denial, EnvRequest, Network, Place, is_variable_name
 from sandbox.speed.typed import Collection, Iterable, Iterator, Sequence
 
 _MOST = 64  # entries: the broker searches each answer for each value
-_HTTP = 80
+_HTTP, _HTTPS = 80, ((443, 443),)
 # A secret that signs and does not travel: with a placeholder every signature would be wrong.
 _SIGNS = re.compile(
     r"AWS_SECRET|SECRET_ACCESS_KEY|PRIVATE_?KEY|SIGNING|JWT_SECRET|HMAC|WEBHOOK_SECRET|SERVICE_ACCOUNT",
@@ -139,6 +139,8 @@ def _hosts(hiding: Hiding, rule: CredentialRule | None, granted: Sequence[HostRu
 
 
 def _without_http(ports: Ports) -> Ports:
+    if ports == EVERY_PORT:
+        return _HTTPS
     found = []
     for first, last in ports:
         if first <= _HTTP <= last:
