@@ -96,8 +96,11 @@ def test_known_manifests_are_explained_and_checked_without_slow_packages(
     assert "pydantic" in imported  # the control
     run(runner_as, [["check", each] for each in every], others=True)  # then they are known
     for verb in ("explain", "check"):
-        output, imported = run(runner_as, [[verb, each] for each in every], others=True)
-        assert output.count("looker") >= len(every)
+        for _ in range(5):  # what changed a moment ago, by another test too, is not stored
+            output, imported = run(runner_as, [[verb, each] for each in every], others=True)
+            assert output.count("looker") >= len(every)
+            if not of((*SLOW, *LIVE), imported):
+                break
         assert of((*SLOW, *LIVE), imported) == set()
     _, imported = run(runner_as, [["explain", made["nexo"]], ["explain", made["rune"]]])
     assert of((*TOO_SLOW_TO_START_WITH, *SLOW, *SLOWER, *LIVE), imported) == set()
