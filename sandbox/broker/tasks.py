@@ -1,7 +1,7 @@
 """Functions that wait, on the gate's event loop: `async def`, without a library for it.
 
-A task waits for descriptors, or to be woken. Whoever was woken looks again whether it can go on. So there is
-one way to wait, and nothing to lose by waking too often.
+A task waits for descriptors, or to be woken. When it is woken it checks again whether it can go on. So there
+is one way to wait, and to wake a task too often does no harm.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Task:
         self._step(ready, None)
 
     def throw(self, error: BaseException) -> None:
-        """Raise an error where the task waits. As wake(), only for who is not called by a task."""
+        """Raise an error where the task waits. Like wake(), it must not be called from within a task."""
         self._step(None, error)
 
     def stop(self) -> None:

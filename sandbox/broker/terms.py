@@ -67,7 +67,7 @@ class RequestRefused(Exception):
     def __init__(self, reason: str, advice: str = "", status: int = 403, verdict: str = "refused") -> None:
         super().__init__(reason)
         self.verdict = verdict
-        self.advice = advice  # a sentence for who writes the plugin or its policy
+        self.advice = advice  # a sentence for the author of the plugin or of its policy
         self.status = status
 
 

@@ -19,6 +19,8 @@ from _ssl import (
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from sandbox.network.credentials import AUTHORITIES
+
 __all__ = [
     "AskedName",
     "Context",
@@ -36,13 +38,6 @@ __all__ = [
 
 Context = _ssl._SSLContext
 
-# Where systems have their roots. The first that exists is read.
-_ROOTS = (
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/ssl/ca-bundle.pem",
-    "/etc/ssl/cert.pem",
-)
 _HTTP1 = b"\x08http/1.1"  # as ALPN has it
 
 
@@ -95,7 +90,7 @@ def make_server_context(authorities: Sequence[str]) -> Context:
     context = _make_context(_ssl.PROTOCOL_TLS_CLIENT)
     if not context.check_hostname or context.verify_mode != _ssl.CERT_REQUIRED:
         raise ValueError("servers would not be checked")
-    for file in (*[root for root in _ROOTS if os.path.exists(root)][:1], *authorities):
+    for file in (*[root for root in AUTHORITIES if os.path.exists(root)][:1], *authorities):
         context.load_verify_locations(file)
     return context
 

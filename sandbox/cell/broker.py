@@ -13,7 +13,7 @@ import select
 from sandbox.broker.placeholder import cover, make_placeholder
 from sandbox.cell.beside import fork_beside, lease_beside
 from sandbox.cell.contents import Contents
-from sandbox.network.credentials import BrokerPlan, HiddenValue
+from sandbox.network.credentials import AUTHORITIES, BrokerPlan, HiddenValue
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.plan.plan import LaunchPlan, Operation, ReadOnly, Text
 from sandbox.speed.scopes import ExitStack, contextmanager, suppress
@@ -27,14 +27,6 @@ _READY_SECONDS = 30.0
 _MOST_CERTIFICATE_BYTES = 64 << 10
 _MOST_AUTHORITIES_BYTES = 4 << 20
 
-# Where programs look for authorities: a bundle, by distribution.
-_BUNDLES = (
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/ssl/cert.pem",
-    "/etc/pki/tls/certs/ca-bundle.crt",
-    "/etc/pki/tls/cert.pem",
-    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
-)
 # Programs with a list of their own look at a variable; NODE_EXTRA_CA_CERTS adds to the list.
 _VARIABLES = (
     *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO"),
@@ -119,7 +111,7 @@ class _Authority:
 
 
 def _read_authorities() -> bytes:
-    for path in _BUNDLES:
+    for path in AUTHORITIES:
         with suppress(OSError), open(path, "rb") as file:
             return file.read(_MOST_AUTHORITIES_BYTES).rstrip(b"\n") + b"\n"
     return b""
@@ -129,7 +121,7 @@ def _with_bundle(operations: tuple[Operation, ...], bundle: bytes) -> tuple[Oper
     """The bundle, and the same in the places where the system has one."""
     *others, last = operations
     assert last == ReadOnly("/")
-    places = dict.fromkeys(os.path.realpath(path) for path in _BUNDLES if os.path.exists(path))
+    places = dict.fromkeys(os.path.realpath(path) for path in AUTHORITIES if os.path.exists(path))
     return (*others, Text(BUNDLE, bundle), *(Text(place, bundle, covers=True) for place in places), last)
 
 

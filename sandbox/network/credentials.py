@@ -12,6 +12,16 @@ from sandbox.speed.value import NamedTuple
 
 _QUERY = "?query"
 
+# Where systems have the authorities that programs trust: one file for all.
+AUTHORITIES = (
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+    "/etc/pki/tls/cert.pem",
+    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
+    "/etc/ssl/ca-bundle.pem",
+    "/etc/ssl/cert.pem",
+)
+
 
 class Hiding(NamedTuple):
     """What somebody writes to hide a credential: NAME, NAME@HOST or NAME@HOST?query."""

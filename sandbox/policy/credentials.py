@@ -46,7 +46,8 @@ def written_values(requests: Sequence[EnvRequest]) -> dict[str, str]:
     return {
         each.name: each.value
         for each in requests
-        if each.value is not None and not re.fullmatch(rf"\$\{{?(?:env:)?{each.name}\}}?", each.value)
+        if each.value is not None
+        and not re.fullmatch(rf"\$\{{?(?:env:)?{re.escape(each.name)}\}}?", each.value)
     }
 
 
@@ -114,7 +115,7 @@ def _mixed(credentials: Iterable[Credential]) -> Iterator[Denial]:
                 covers(a, b) or covers(b, a) for a in hosts for b in others
             ):
                 reason = (
-                    f"its value stands in the manifest, and {other.name}, for the same host, is of outside"
+                    f"its value stands in the manifest, and that of {other.name}, for the same host, does not"
                 )
                 yield Denial("credential_hosts", f"hide {own.name}", reason, "hide only one of the two there")
                 return

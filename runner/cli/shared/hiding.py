@@ -26,13 +26,16 @@ def with_hidden_hosts(asked: Network | None, hide: Sequence[str]) -> Network | N
 
     known = () if asked is None else asked.hosts
     rules = [parse_rule(host).without_requests() for host in known]
-    hosts = [host for each in hide if (host := parse_hiding(each).host)]
-    more = [host for host in hosts if not any(covers(rule, parse_rule(host)) for rule in rules)]
-    for host in more:
-        if narrow := next((each for each in known if " " in each and _meets(host, each)), None):
+    more: list[str] = []
+    for each in hide:
+        host = parse_hiding(each).host
+        if not host or any(covers(rule, parse_rule(host)) for rule in rules):
+            continue
+        if narrow := next((other for other in known if " " in other and _meets(host, other)), None):
             raise ValueError(
-                f"--hide …@{host}: it would let it make other requests than {narrow}; name that host"
+                f"--hide {each}: it would allow other requests than {narrow}; name the host of that"
             )
+        more.append(host)
     if not more or (asked is not None and asked.mode == "host"):
         return asked
     return Network("allowlist", tuple(dict.fromkeys((*known, *more))))

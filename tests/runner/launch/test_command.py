@@ -8,9 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from runner.launch.command import Command
+from runner.launch.command import Command, command_approval
 from runner.launch.read import plugin_of
+from sandbox.spec import EnvRequest, Network, SandboxSpec
 from tests.conftest import Caller
+
+
+def test_what_a_command_line_allows() -> None:
+    """What a person typed counts as allowed. A configuration gives no variable of the host's, nor the use of
+    one."""
+    spec = SandboxSpec(
+        network=Network("allowlist", ("a.b:443",)), env=(EnvRequest("A"),), hide=("TOKEN@a.b:443", "github")
+    )
+    typed = Command(("program",), "/", spec=spec)
+    assert command_approval(typed).hide == spec.hide and command_approval(typed).env == ("A",)
+    found = command_approval(typed._replace(host_environ={}))
+    assert (found.hide, found.env, found.hosts) == ((), (), ("a.b:443",))
 
 
 def _place(program: str, directory: Path) -> str:

@@ -204,6 +204,7 @@ def test_a_name_alone_means_no_clear_text(hosts: tuple[str, ...], meant: tuple[s
 )
 def test_what_stands_for_the_hosts_variable_is_no_value(value: str, counts: bool) -> None:
     assert bool(written_values((EnvRequest("T", value),))) is counts
+    assert written_values((EnvRequest("(", value),))  # a name that a manifest has, and no variable can have
 
 
 def test_two_hosts_of_one_variable() -> None:

@@ -36,7 +36,7 @@ def test_to_hide_for_a_host_is_to_reach_it(
 
 @pytest.mark.parametrize("host", ["*.b:443", "a.b:80,443", "a.b:440-450"])
 def test_no_rule_about_requests_is_widened(host: str) -> None:
-    with pytest.raises(ValueError, match=r"other requests than GET a\.b:443/x; name that host"):
+    with pytest.raises(ValueError, match=r"other requests than GET a\.b:443/x; name the host"):
         with_hidden_hosts(Network("allowlist", ("GET a.b:443/x",)), (f"T@{host}",))
 
 
