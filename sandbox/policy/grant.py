@@ -345,12 +345,12 @@ def _env(
     if not bare:
         env.update((name, environ[name]) for name in rule.passed if name in environ)
     for request in spec.env:
-        if request.name in hidden:
-            continue
         if request.fills:
             given = request.name in dict(overrides.env) or request.name in overrides.pass_env
             if not given and not (request.name in rule.passed or matches(rule.ceiling, request.name)):
                 denials.append(_ceiling_denial(request, policy.name))
+            continue
+        if request.name in hidden:
             continue
         denial = _env_denial(request, rule, policy.name, environ)
         if denial is not None:

@@ -303,20 +303,25 @@ def test_a_value_that_is_filled_in_elsewhere_is_hidden_there_too(desk: Desk) -> 
             "LITERAL": f"{before}{VALUE[:4]}",
             "BOTH": f"{before}${{TOKEN}}",
             "AWAY": "a-decoy-of-the-author",
+            "REAL": "<${AWAY}>",
         },
         "x-sandbox": {"network": list(HOSTS), "hide": ["LITERAL@git.example.com"]},
     }
     plugin = desk.plugin
-    manifest = plugin.write(plugin.folder / "mcp.json", json.dumps({"mcpServers": {"demo": entry}}))
+    manifest = plugin.write(plugin.folder / ".mcp.json", json.dumps({"mcpServers": {"demo": entry}}))
     policy = plugin.policy('ceiling = "open"\nhosts = ["*:*"]')
+    policy.write_text(policy.read_text().replace('ceiling = ["LANG",', 'ceiling = ["TOKEN", "AWAY", "LANG",'))
     hides = ("--hide", "TOKEN@api.example.com", "--hide", "AWAY@git.example.com")
-    done = plugin.caller(
-        "exec", "--policy", policy, *hides, manifest, env={"TOKEN": VALUE, "AWAY": VALUE[::-1]}
-    )
+    words, environ = ("exec", "--policy", policy), {"TOKEN": VALUE, "AWAY": VALUE[::-1]}
+    plain = plugin.caller(*words, manifest, env=environ)
+    env, argv = json.loads(plain.stdout)  # the control: it is filled in
+    assert (env["BOTH"][-8:], env["REAL"], argv[1]) == (VALUE[-8:], f"<{VALUE[::-1]}>", f"x{VALUE}y")
+    done = plugin.caller(*words, *hides, manifest, env=environ)
     assert done.returncode == 0, done.stderr
     for form in (VALUE, VALUE[4:], VALUE[::-1], before + VALUE[:4], "a-decoy"):
         assert form not in done.stdout
-    assert json.loads(done.stdout)[0]["AWAY"]  # the control: it has something
+    env, argv = json.loads(done.stdout)
+    assert len(env["BOTH"]) == len(before + VALUE) and env["TOKEN"] in argv[1] and env["REAL"][0] == "<"
 
 
 @pytest.mark.parametrize(
@@ -341,6 +346,17 @@ def test_what_cannot_be_used_is_said_before_anything_starts(
     )
     assert ran.process.returncode == 126 and said in ran.process.stderr, ran.process.stderr
     assert "bug" not in ran.process.stderr and value not in ran.process.stderr
+
+
+def test_a_plan_with_a_value_of_the_manifest_is_not_stored(desk: Desk) -> None:
+    plugin = desk.plugin
+    sandbox = {"network": list(HOSTS), "hide": ["OWN@api.example.com"]}
+    entry = {"command": "/bin/true", "env": {"OWN": VALUE}, "x-sandbox": sandbox}
+    manifest = plugin.write(plugin.folder / "mcp.json", json.dumps({"mcpServers": {"demo": entry}}))
+    words = ("exec", "--policy", plugin.policy('ceiling = "open"\nhosts = ["*:*"]'), manifest)
+    done = plugin.caller(*words, env={"RUNNER_DEBUG": "1"})
+    assert done.returncode == 0, done.stderr
+    assert "not stored: a credential that the plugin does not get is in its manifest" in done.stderr
 
 
 def test_a_plan_of_a_hidden_value_is_no_script(desk: Desk) -> None:

@@ -109,6 +109,16 @@ def test_however_it_is_asked_for_the_value_is_not_passed_on() -> None:
     assert literal == {"C", "F"}
 
 
+def test_who_may_use_a_value_need_not_be_allowed_to_have_it() -> None:
+    """Not even where the manifest asks for the variable. To fill it in elsewhere is another matter."""
+    requests = (EnvRequest("T"), EnvRequest("T", fills=True, where=("args",)))
+    for request, rules in zip(requests, ([], ["env_ceiling"]), strict=True):
+        spec = SandboxSpec(network=ASKED, env=(request,))
+        hidden = given("T@b.example:443", spec=spec, environ={"T": "value"})
+        assert [each.rule for each in hidden.denials] == rules and dict(hidden.env) == {"T": ""}
+        assert [each.rule for each in given(spec=spec, environ={"T": "value"}).denials] == ["env_ceiling"]
+
+
 @one_case(
     ("hide", "approved", "refused"),
     [
