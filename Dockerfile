@@ -34,7 +34,7 @@ RUN /opt/runner/bin/pip install --no-cache-dir --no-deps --no-build-isolation . 
 FROM debian:trixie-slim
 LABEL org.opencontainers.image.title="runner" \
       org.opencontainers.image.description="Runs strangers' plugins in a cage built with bubblewrap" \
-      org.opencontainers.image.version="0.1.0" \
+      org.opencontainers.image.version="0.2.0" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.documentation="/opt/runner/share/doc/plugin-runner/docs/containers.md" \
       org.opencontainers.image.base.name="docker.io/library/debian:trixie-slim"

@@ -7,7 +7,7 @@ runner/library.py, which is imported when the first of them is used: `runner exe
 
 TYPE_CHECKING = False  # as in typing, without importing it
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from runner import aio as aio

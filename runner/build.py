@@ -18,7 +18,7 @@ _DIGITS = 12
 
 
 def build_version(root: str = CODE_ROOT) -> str:
-    """The version of the files below `root`, as they are now: 0.1.0+1f0c83a5e2d7."""
+    """The version of the files below `root`, as they are now: 0.2.0+1f0c83a5e2d7."""
     try:
         parts = [part for package in _PACKAGES for part in _files(root, package)]
     except OSError:

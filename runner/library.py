@@ -27,7 +27,7 @@ from runner.manifest.load import ManifestRead, contract_at
 from runner.outcome import Outcome
 from runner.plugin import Plugin
 from runner.protocol.bus import BusRefused, Snapshot, SnapshotBus
-from runner.protocol.calls import CallRequest, CallResult, OnProgress
+from runner.protocol.calls import CallConfirmation, CallRequest, CallResult, Confirm, OnProgress
 from runner.protocol.dialect import NO_CONTEXT, Call, Identity, Kind, Notice, Progress, Refusal
 from runner.protocol.host_services import (
     Completion,
@@ -46,6 +46,7 @@ from runner.session.parking import Parking, open_parking
 from runner.session.pool import Pool, open_pool
 from runner.session.prepared import PreparedCall, prepare_call
 from runner.session.session import Session
+from sandbox import surroundings
 from sandbox.cell.contents import Contents
 from sandbox.network.credentials import read_hidings
 from sandbox.spec import Limits, Overrides, is_variable_name
@@ -54,6 +55,7 @@ from sandbox.units import parse_limit
 # The public names of the package `runner`.
 __all__ = [
     "BusRefused",
+    "CallConfirmation",
     "Completion",
     "Delegation",
     "DelegationRequest",
@@ -101,6 +103,7 @@ class OpenArguments(TypedDict, total=False):
     environ: Mapping[str, str] | None
     staged: bool
     hide: Sequence[str]
+    confirm: Confirm | None
 
 
 class RunArguments(OpenArguments, total=False):
@@ -202,6 +205,7 @@ class OpenPlugin:
         has, mostly "tool". `seconds` replaces the timeout of the contract; the `call` limit still applies. If
         this task is cancelled, the call is cancelled, and the plugin keeps running."""
         request = CallRequest("", name, input, kind, seconds, context, on_progress)
+        await self._require_yes(request)
         if self._session is not None:
             return await self._session.call(self._checked(request), seconds=seconds, on_progress=on_progress)
         return (await self._call_in_own_process(request)).value
@@ -209,6 +213,7 @@ class OpenPlugin:
     async def make(self, request: CallRequest) -> CallResult:
         """`call`, with what is known about this very call: other calls may run at the same time. The report
         is empty if the process lives on."""
+        await self._require_yes(request)
         if self._session is None:
             return await self._call_in_own_process(request)
         call = self._checked(request)
@@ -233,14 +238,29 @@ class OpenPlugin:
         """Begin a call that no task waits for. Returns a function that has to be called after `on_woken` was
         called, and returns or raises what `call` does; called before, it gives the call up. None: `call` has
         to make it."""
+        if self._settings.confirm is not None:
+            return None
         call = self._checked(request)
         opened = None if self._session is None else self._session.begin(call, request.seconds, on_woken)
         return None if opened is None or self._session is None else partial(self._session.finish, opened)
 
+    async def _require_yes(self, request: CallRequest) -> None:
+        """Raises PluginFailure if the person who has to be asked does not say yes."""
+        confirm = self._settings.confirm
+        if confirm is None or request.kind not in (None, self._kind):
+            return
+        from runner.session.confirming import require_yes  # here: a launch loads nothing of it
+
+        await require_yes(confirm, self._plugin, request, self._settings.environ, self.list)
+
     def _checked(self, request: CallRequest) -> Call:
         check_seconds(request.seconds)
         context = NO_CONTEXT if request.context is None else _check_context(request.context)
-        return Call._make((request.kind or self._kind, request.tool, request.input, context))
+        kind = request.kind or self._kind
+        if request.trace:
+            taken = find_contract(self._plugin.contract).calls.get(kind, ())
+            context = {**context, **{name: text for name, text in request.trace.items() if name in taken}}
+        return Call._make((kind, request.tool, request.input, context))
 
     async def _call_prepared(self, pool: Pool, call: Call, request: CallRequest) -> CallResult:
         def given_up(record: dict[str, Any] | None) -> None:
@@ -297,6 +317,7 @@ class _SessionSettings(NamedTuple):
     secrets: Secrets | None
     contents: Contents | None = None  # the secrets that the cage delivers
     parking: Parking | None = None  # for calls that have a process of their own
+    confirm: Confirm | None = None
 
     def session(
         self, call: Call | None = None, seconds: float | None = None
@@ -372,6 +393,7 @@ async def open_plugin(
     environ: Mapping[str, str] | None = None,
     staged: bool = False,
     hide: Sequence[str] = (),
+    confirm: Confirm | None = None,
     parked: int = 0,
 ) -> AsyncIterator[OpenPlugin]:
     """Launch a plugin in its cage and wait until it is ready. It ends with the context.
@@ -384,7 +406,9 @@ async def open_plugin(
     dashes; for an option that names a file, give the text of the file. `environ`: the operator's environment,
     if it is not this process's. `staged`: keep what it writes to folders of the host apart; the report names
     the changes of each session or call, for `runner diff` and `runner apply`. `hide`: variables that it uses
-    and does not get, each with its host: "TOKEN@api.example.com". `parked`: how many cages are made ahead of
+    and does not get, each with its host: "TOKEN@api.example.com". `confirm`: is
+    asked, in a thread, before each call of a tool that `runner allow --confirm` names; without it nobody is.
+    `parked`: how many cages are made ahead of
     calls, where each call has a process of its own; no effect otherwise.
 
     Raises PluginFailure; NotOnTrio outside of trio.run; ValueError if one of the arguments is wrong.
@@ -408,10 +432,11 @@ async def open_plugin(
     )
     settings = _SessionSettings(
         await trio.to_thread.run_sync(make_invocation, path, given),
-        dict(os.environ if environ is None else environ),
+        dict(surroundings.variables() if environ is None else environ),
         services,
         config,
         secrets,
+        confirm=confirm,
     )
     # Read here only to learn the contract. The monitor reads it again, and launches by its own reading.
     loaded: ManifestRead = await trio.to_thread.run_sync(_load, settings.invocation)

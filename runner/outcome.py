@@ -140,7 +140,7 @@ def has_failed(outcome: Outcome) -> bool:
     return outcome.code in _FAILED and outcome.cause not in _BY_LIMIT
 
 
-AdviceKind = Literal["host", "read", "write", "variable", "limit"]
+AdviceKind = Literal["host", "read", "write", "variable", "limit", "user"]
 _PURPOSE: Final[Mapping[AdviceKind, str]] = {
     "host": "to let it reach that host",
     "read": "to show it",

@@ -28,6 +28,10 @@ _REGULAR = 0o100000
 _PROC, _SYS = "/proc/", "/sys/"
 _CGROUPS = "/sys/fs/cgroup/"
 _DIGEST_BYTES = 32
+_MOST_ENVIRON_BYTES = 4 << 20
+
+# Before the name of a variable of the host that started an entry. The runner has dropped these itself.
+HOST_VARIABLE = "host "
 
 Place = tuple[object, ...]
 DATED = 6  # number of fields of a place that includes file times
@@ -229,6 +233,16 @@ def _parent(pid: int) -> int:
             return int(file.read().rpartition(b") ")[2].split()[1])
     except (OSError, IndexError):
         return 0
+
+
+def search_path_of(pid: int) -> str:
+    """The PATH that a process was started with; '' if it has none, or it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            pairs = file.read(_MOST_ENVIRON_BYTES).split(b"\0")
+    except OSError:
+        return ""
+    return next((os.fsdecode(pair[5:]) for pair in pairs if pair.startswith(b"PATH=")), "")
 
 
 def home_of(who: int | str) -> str:

@@ -5,8 +5,8 @@ the same questions again and takes the stored plan only if every answer is the s
 not ask `os` about a path: the change behind a question that was not noted goes unseen. A test checks all
 deciding modules for that (tests/sandbox/test_look.py).
 
-Each question is noted before it is asked. If the answer changes in between, the older one is noted, and the
-stored plan is not used.
+Each question is noted before it is asked, and of one that is asked again the first answer. If the answer
+changes in between, the older one is noted, and the stored plan is not used.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class AskedFacts:
         self.facts = Facts({}, {}, {}, {}, {}, {}, {}, {}, {})
         self.began = time.time()
         self.doubt = ""  # reason why the decision must not be stored, or ''
+        self.again = ""  # reason why whoever uses it has to look again, or ''
 
     def place(self, path: str) -> None:
         """Note what is at a path and on the way to it, including links."""
@@ -71,14 +72,14 @@ class AskedFacts:
         if not fixed or first.isdecimal() or ".." in rest.split("/"):
             self.doubt = self.doubt or f"{path} means another file to each process"
             return
-        self.facts.places[path] = facts.place(path)
+        self.facts.places.setdefault(path, facts.place(path))
 
     def identity(self, path: str, found: facts.Place) -> None:
         """Note which file is there, without its content. A link is noted as `place` does."""
         if len(found) > 2 and _stat.S_ISLNK(_mode(found)):
             self.place(path)
             return
-        self.facts.identities[path] = found
+        self.facts.identities.setdefault(path, found)
         above = path.rpartition("/")[0] or "/"
         if above not in self.facts.places:
             self.place(above)
@@ -90,15 +91,16 @@ class AskedFacts:
         except OSError:  # it was replaced meanwhile
             return None
 
-    def storing_fault(self) -> str:
+    def storing_fault(self, *, looks_again: bool = False) -> str:
         """Reason why these facts must not be stored, or ''. A file that was changed shortly before it was
-        looked at may change again without a new time stamp."""
+        looked at may change again without a new time stamp. `looks_again`: who uses them asks again what was
+        asked in `looked_at_again`."""
         newest = int((self.began - SETTLED_SECONDS) * 1e9)
         dated = {path: found for path, found in self.facts.places.items() if len(found) == facts.DATED}
         for path, found in {**dated, **self.facts.listed}.items():
             if any(isinstance(when, int) and when > newest for when in found[-2:]):
                 return f"{path} was changed a moment ago"
-        return self.doubt
+        return self.doubt or ("" if looks_again else self.again)
 
 
 # File times are as coarse as the kernel's tick, and two seconds on some filesystems.
@@ -112,11 +114,12 @@ def _mode(found: facts.Place) -> int:
 
 
 @contextmanager
-def recording() -> Iterator[AskedFacts]:
-    """Note every question until the end of the context. Contexts must not be nested."""
+def recording(asked: AskedFacts | None = None) -> Iterator[AskedFacts]:
+    """Note every question until the end of the context, beside those of `asked`. Contexts must not be
+    nested."""
     global _asked
     assert _asked is None
-    _asked = AskedFacts()
+    _asked = asked or AskedFacts()
     try:
         yield _asked
     finally:
@@ -127,6 +130,23 @@ def doubt(why: str) -> None:
     """Mark the decision as not storable, because a later launch could not repeat a question cheaply."""
     if _asked is not None:
         _asked.doubt = _asked.doubt or why
+
+
+@contextmanager
+def looked_at_again(why: str) -> Iterator[None]:
+    """Note nothing until the end of the context: whoever uses the decision asks all of it again. For what
+    changes from launch to launch, such as a folder that the plugin may write. '': note as usual."""
+    global _asked
+    if not why:
+        yield
+        return
+    held, _asked = _asked, None
+    if held is not None:
+        held.again = held.again or why
+    try:
+        yield
+    finally:
+        _asked = held
 
 
 def note(path: str) -> None:
@@ -153,7 +173,7 @@ def note_below(folder: int, name: str) -> None:
 def note_listing(path: str) -> None:
     """Note all entries of a folder, for code that lists it itself."""
     if _asked is not None:
-        _asked.facts.listed[path] = facts.listing(path)
+        _asked.facts.listed.setdefault(path, facts.listing(path))
 
 
 def lstat(path: str) -> os.stat_result:
@@ -179,7 +199,7 @@ def lexists(path: str) -> bool:
 def kernel_lexists(path: str) -> bool:
     """As lexists, for a name below /proc whose existence depends on how the kernel was built."""
     if _asked is not None:
-        _asked.facts.places[path] = facts.place(path)
+        _asked.facts.places.setdefault(path, facts.place(path))
     return os.path.lexists(path)
 
 
@@ -224,14 +244,15 @@ def scandir(path: str) -> os._ScandirIterator[str]:
 def access(path: str, mode: int, *, effective_ids: bool = False) -> bool:
     note(path)
     if _asked is not None:
-        _asked.facts.access[path, mode, effective_ids] = facts.access(path, mode, effective_ids)
+        found = facts.access(path, mode, effective_ids)
+        _asked.facts.access.setdefault((path, mode, effective_ids), found)
     return os.access(path, mode, effective_ids=effective_ids)
 
 
 def getxattr(path: str, name: str) -> bytes:
     note(path)
     if _asked is not None:
-        _asked.facts.attributes[path, name] = facts.attribute(path, name)
+        _asked.facts.attributes.setdefault((path, name), facts.attribute(path, name))
     return os.getxattr(path, name)
 
 
@@ -245,33 +266,39 @@ def note_content(path: str) -> None:
     """Note the content of a file, for code that reads it itself."""
     note(path)
     if _asked is not None:
-        _asked.facts.contents[path] = facts.content(path)
+        _asked.facts.contents.setdefault(path, facts.content(path))
 
 
 def note_alone(directory: str) -> None:
     """Note whether a cgroup has only processes of ours."""
     if _asked is not None:
-        _asked.facts.alone[directory] = facts.is_alone(directory)
+        _asked.facts.alone.setdefault(directory, facts.is_alone(directory))
 
 
 def home_of(who: int | str) -> str:
     """The home of an account that is not in /etc/passwd. Slow where NSS asks a directory server."""
     found = facts.home_of(who)
     if _asked is not None:
-        _asked.facts.accounts[who] = found
+        _asked.facts.accounts.setdefault(who, found)
     return found
 
 
 class Environ:
     """Environment variables that are noted when they are read. Behaves as a Mapping."""
 
-    def __init__(self, environ: Mapping[str, str], questions: AskedFacts) -> None:
+    def __init__(self, environ: Mapping[str, str], questions: AskedFacts, label: str = "") -> None:
         self._environ = environ
         self._asked = questions
+        self._label = label
 
     def _noted(self, name: str) -> str:
-        self._asked.facts.variables[name] = facts.variable(self._environ.get(name))
+        found = facts.variable(self._environ.get(name))
+        self._asked.facts.variables.setdefault(self._label + name, found)
         return name
+
+    def _name_all(self) -> None:
+        if not self._label:  # a host's names are part of what is asked for
+            doubt("all variables count")
 
     def __getitem__(self, name: str) -> str:
         return self._environ[self._noted(name)]
@@ -286,15 +313,15 @@ class Environ:
         return bool(self._environ)
 
     def __iter__(self) -> Iterator[str]:
-        doubt("all variables count")
+        self._name_all()
         return iter(self._environ)
 
     def __len__(self) -> int:
-        doubt("all variables count")
+        self._name_all()
         return len(self._environ)
 
     def keys(self) -> Any:
-        doubt("all variables count")
+        self._name_all()
         return self._environ.keys()
 
     def items(self) -> Any:
@@ -306,8 +333,9 @@ class Environ:
         return self._environ.values()
 
 
-def environment(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """The variables, which are noted when they are read."""
+def environment(environ: Mapping[str, str], label: str = "") -> Mapping[str, str]:
+    """The variables, which are noted when they are read. `label`: before their names, if they are not those
+    of this process."""
     if _asked is None:
         return environ
-    return Environ(environ, _asked)  # type: ignore[return-value]  # it has all that a Mapping has
+    return Environ(environ, _asked, label)  # type: ignore[return-value]  # it has all that a Mapping has

@@ -20,7 +20,7 @@ SeccompProfile = Literal["strict", "default", "compat"]
 ProjectAccess = Literal["none", "read"]  # to the folder a program works on
 Place = Literal["header", "query"]  # of a request
 
-LITERAL = ("literal",)  # Credential.source
+LITERAL, SLOT = ("literal",), ("slot",)  # Credential.source
 
 # From least to most access: a ceiling admits everything up to and including itself.
 NETWORK_ORDER: tuple[NetworkMode, ...] = ("none", "allowlist", "open", "host")
@@ -37,6 +37,8 @@ PLUGIN_DIR_TOKEN = "${plugin_dir}"  # the folder of its manifest
 
 # The plugin's name server, in its own network namespace. Programs also ask there without an /etc/resolv.conf.
 NAME_SERVER = "127.0.0.1", 53
+
+INSIDE_ID = 65534  # the uid and gid that every plugin sees as its own, if it has no image: nobody
 
 APPROVED = "your approval"  # origin of what a person granted beyond what the plugin asks
 
@@ -136,6 +138,28 @@ class MemoryFile(NamedTuple):
     secret: str = ""  # name of the operator's secret that it holds; '': the call supplies the content
 
 
+class ImageRoot(NamedTuple):
+    """An image that takes the place of the system's files: what was asked, and then what is stored of it."""
+
+    reference: str  # as docker and podman write it, in full: docker.io/library/python:3.12
+    where: KeyPath = ()
+    starts_own: bool = False  # its own entry point, with `args` if there are any; else a command in it
+    entrypoint: str | None = None  # in place of its own; empty: the first of `args` is the program
+    args: tuple[str, ...] = ()  # in place of its own command
+    user: str = ""  # USER or USER:GROUP, by its own files; empty: its own
+    directory: str = ""  # the working directory; empty: its own
+    places: tuple[tuple[str, str], ...] = ()  # paths of the host that have another path in the cage
+    folders: tuple[str, ...] = ()  # in memory, empty
+    read_only: bool = False  # there is no layer that takes what it changes
+    package: str = ""  # a folder of the host with the program, if the image has only its interpreter
+    tree: str = ""  # its files, on the host; empty: it is not installed
+    uid: int = 0  # in the cage
+    gid: int = 0
+    home: str = "/"
+    stop_signal: int = 15
+    env: tuple[tuple[str, str], ...] = ()
+
+
 class SandboxSpec(NamedTuple):
     """A manifest's requests for the cage."""
 
@@ -157,6 +181,7 @@ class SandboxSpec(NamedTuple):
     # A folder with its program that it may change, if the whole state directory is granted: what it changes
     # is kept beside that, and the folder stays as it is.
     overlaid: str = ""
+    image: ImageRoot | None = None
 
 
 class Overrides(NamedTuple):
@@ -168,6 +193,7 @@ class Overrides(NamedTuple):
     staged: bool = False
     hide: tuple[str, ...] = ()
     ssh: tuple[str, ...] = ()
+    image: ImageRoot | None = None
 
 
 class Approval(NamedTuple):
@@ -184,6 +210,7 @@ class Approval(NamedTuple):
     staged: bool = False  # only if what it writes is staged
     hide: tuple[str, ...] = ()  # variables that are passed on only as placeholders, with their hosts
     ssh: tuple[str, ...] = ()  # keys of the person's ssh agent, and the hosts to log in at with them
+    images: tuple[str, ...] = ()  # references of images that may be its root
 
     @property
     def is_empty(self) -> bool:
@@ -207,7 +234,7 @@ class Note(NamedTuple):
     """A fact about a launch that a person should know, although nothing was refused."""
 
     # Stable id: unsandboxed, network_host, network_open, outside, missing, program, owner, project, network,
-    # withheld, wrapped, dropped, approval, limits, state, link, overlay, guarded, staged, obeyed (of a
+    # withheld, wrapped, dropped, approval, limits, state, link, overlay, image, guarded, staged, obeyed (of a
     # session, after its end).
     rule: str
     message: str
@@ -242,13 +269,14 @@ class GrantedPath(NamedTuple):
 
 
 class Credential(NamedTuple):
-    name: str  # of the variable in the cage
+    name: str  # of the variable in the cage, or of the secret that a file in memory has
     # For whom its value is: rules as sandbox/network/rules.py writes them. Never every name.
     hosts: tuple[str, ...]
     where: tuple[Place, ...] = ("header",)  # where a placeholder is replaced
     # Where its value is: ("env", NAME), ("file", PATH) or ("command", WORD, ...); LITERAL: in the manifest or
-    # on the command line. Empty: the host's variable of the same name.
+    # on the command line; SLOT: the secret of a file in memory. Empty: the host's variable of the same name.
     source: tuple[str, ...] = ()
+    keep: float = 0.0  # seconds for which the answer of a command counts
 
 
 class Grant(NamedTuple):

@@ -18,11 +18,14 @@ from pathlib import Path
 
 from sandbox.speed.value import NamedTuple
 from scripts.benches import (
+    at_once,
     binds,
     call,
     credentials,
     gateway,
     growth,
+    host_sessions,
+    images,
     kill,
     launch,
     learn,
@@ -37,6 +40,7 @@ from scripts.benches import (
     staged,
     talks,
     waiting,
+    workloads,
 )
 from scripts.benches.caller import Caller, Unable, callers, reason
 from scripts.benches.pages import Run
@@ -84,7 +88,7 @@ _MEANINGS = {
     "connections": "connections to a server",
     "downloads": "downloads of 256 MiB",
     "onces": "calls of plugins that answer only one",
-    "starts": "starts beside each number of open sessions",
+    "starts": "starts beside each number of open sessions, and rounds of work",
     "seconds": "seconds of waiting",
     "most": "sessions that are open at most",
     "files": "files that a staged build makes",
@@ -97,6 +101,10 @@ def _launch(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Tab
 
 def _parked(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
     return parked.bench(caller, counts.launches)
+
+
+def _images(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
+    return images.bench(caller, max(2, counts.launches // 2))
 
 
 def _binds(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
@@ -113,6 +121,14 @@ def _look(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table
 
 def _peers(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
     return peers.bench(caller, max(2, counts.launches // 2), found)
+
+
+def _workloads(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
+    return workloads.bench(caller, counts.starts, max(2, counts.calls // 10), found)
+
+
+def _at_once(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
+    return at_once.bench(caller, max(2, counts.starts // 2), found)
 
 
 def _kill(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
@@ -146,7 +162,8 @@ def _serve(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Tabl
 
 
 def _gateway(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
-    return gateway.bench(caller, counts.calls, max(2, counts.starts))
+    starts = max(2, counts.starts)
+    return [*gateway.bench(caller, counts.calls, starts), *host_sessions.bench(caller, max(2, starts // 2))]
 
 
 def _credentials(caller: Caller, counts: Counts, found: peers.FoundPeers) -> list[Table]:
@@ -170,6 +187,9 @@ PARTS: Mapping[str, Part] = {
     "launch": _launch,
     "parked": _parked,
     "peers": _peers,
+    "workloads": _workloads,
+    "at-once": _at_once,
+    "images": _images,
     "binds": _binds,
     "learn": _learn,
     "look": _look,
@@ -203,8 +223,8 @@ def parse(words: Sequence[str]) -> Options:
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description=(__doc__ or "").partition("\n")[0],
-        epilog="A run of all parts, with the usual counts, writes docs/performance.json, and page and plots "
-        "beside it. Any other only prints, unless --write is given.",
+        epilog="A run of all parts, with the usual counts, writes docs/performance/ARCHITECTURE.json, and "
+        "page and plots of all architectures. Any other only prints, unless --write is given.",
     )
     parser.add_argument(
         "parts", nargs="*", metavar="PART", help=f"what to measure, everything by default: {', '.join(PARTS)}"
@@ -216,13 +236,14 @@ def parse(words: Sequence[str]) -> Options:
     parser.add_argument(
         "--peers",
         action="store_true",
-        help="install other sandboxes that are missing: with apt-get, and from npm into .venv/bench-peers",
+        help="install other sandboxes that are missing: with apt-get, and from npm and PyPI into "
+        ".venv/bench-peers",
     )
     parser.add_argument(
         "--write",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="write docs/performance.json, the page and the plots, or do not",
+        help="write docs/performance/ARCHITECTURE.json, the page and the plots, or do not",
     )
     parser.add_argument(
         "--from",
@@ -277,7 +298,8 @@ def main(words: Sequence[str]) -> int:
     os.closerange(3, 1024)  # a descriptor that a shell left open could have the number that bwrap needs
     watch = machine.Watch()
     date = time.strftime("%Y-%m-%d", time.gmtime())
-    found = peers.find(options.install) if "peers" in options.parts else peers.FoundPeers((), (), ())
+    wanted = {"peers", "workloads", "at-once"} & {*options.parts}
+    found = peers.find(options.install) if wanted else peers.FoundPeers((), (), ())
     about = machine.look(bwrap)._replace(peers=found.versions)
     if not options.as_json:
         print(", ".join(f"{name} {value}" for name, value in about.facts()))
@@ -335,20 +357,27 @@ def _show(source: Path, into_docs: bool) -> int:
     if into_docs:
         write(document)
     else:
-        print(pages.as_page(document), end="")
+        print(pages.as_page([document]), end="")
     return 0
 
 
 def write(document: pages.Document, folder: Path = DOCS) -> None:
-    """Write the document, the page and the plots."""
-    files = {
-        "performance.json": pages.as_lines(document),
-        "performance.md": pages.as_page(document),
-        **plots.draw(document),
-    }
+    """Write the document in place of the one of the same architecture, and page and plots of all of them."""
+    runs = folder / "performance"
+    runs.mkdir(exist_ok=True)
+    own = f"performance/{pages.architecture_of(document)}.json"
+    (folder / own).write_text(pages.as_lines(document))
+    documents = written_runs(runs)
+    files = {"performance.md": pages.as_page(documents), **plots.draw(documents)}
     for name, text in files.items():
         (folder / name).write_text(text)
-    print(f"bench: {', '.join(files)} are written to {folder}", file=sys.stderr)
+    print(f"bench: {', '.join((own, *files))} are written to {folder}", file=sys.stderr)
+
+
+def written_runs(folder: Path) -> list[pages.Document]:
+    """The runs that are stored there, the newest first."""
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    return sorted(found, key=lambda document: str(document["date"]), reverse=True)
 
 
 if __name__ == "__main__":

@@ -16,13 +16,13 @@ from sandbox.attacks.attacks import ATTACKS
 from scripts.benches.caller import RUNNER, Caller, Unable, callers
 from scripts.benches.launch import Command
 from scripts.benches.machine import version_of
-from scripts.benches.peers import NEXO, PEERS, FoundPeers, find
+from scripts.benches.peers import NEXO, PEERS, FoundPeers, Job, find
 
 ROOT = Path(__file__).parent.parent
 DOCS, README = ROOT / "docs/attacks.md", ROOT / "README.md"
 BEGIN, END = "<!-- made by scripts/compare -->", "<!-- end of what scripts/compare made -->"
 BEGIN_CVES, END_CVES = "<!-- holes, made by scripts/compare -->", "<!-- end of holes -->"
-OTHERS = (NEXO, "firejail", "sandbox-runtime")
+OTHERS = (NEXO, "firejail", "sandbox-runtime", "sandlock", "nono", "codex", "gVisor")
 # What many people write by hand.
 BY_HAND: tuple[str, ...] = (
     "bwrap",
@@ -108,11 +108,10 @@ def rows_of(caller: Caller, peers: FoundPeers) -> dict[str, list[str]]:
     }
     for peer in peers.peers:
         try:
-            line = [*peer.command(caller, Command(["bwrap"], {})).argv]
+            line = peer.command(caller, Job(Command(["bwrap"], {}), program=())).argv
         except Unable as fault:
             found[peer.name] = [f"not tried: {fault}"]
             continue
-        line.remove("/usr/bin/true")
         found[peer.name] = cells(caller, ["--against", *line])
     found["runner, default policy"] = cells(caller, [])
     found["runner, strict policy"] = cells(caller, ["--policy", "strict"])

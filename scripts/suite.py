@@ -6,8 +6,8 @@
     scripts/test --pythons [ARGUMENTS]  these, on every other Python that is found
     scripts/test --python [ARGUMENTS]   these, on the newest of them
 
-Arguments go to pytest. The last line of the summary says PASSED or FAILED, as the exit code does. No test is
-repeated: a test that fails now and then has a fault.
+Arguments go to pytest. The last line of the summary says PASSED or FAILED, as the exit code does. Only a test
+that a clock of wall time ended is repeated (pyproject.toml): any other that fails now and then has a fault.
 """
 
 from __future__ import annotations

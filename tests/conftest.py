@@ -147,6 +147,16 @@ def docker_registry() -> str:
 MANAGER = ("systemd-run",) if os.geteuid() == 0 else ("systemd-run", "--user")
 
 
+def busybox() -> str:
+    """Debian's busybox-static, installed or as scripts/setup unpacks it; "" if it is not there."""
+    return shutil.which("busybox", path=f"{ROOT}/.venv/busybox/bin:{SYSTEM_PATH}") or ""
+
+
+def umoci() -> str:
+    """Debian's umoci, installed or as scripts/setup unpacks it; "" if it is not there."""
+    return shutil.which("umoci", path=f"{SYSTEM_PATH}:{ROOT}/.venv/umoci/usr/bin") or ""
+
+
 def sshd() -> str:
     """OpenSSH's server, installed or as scripts/setup unpacks it; "" if it is not there."""
     return shutil.which("sshd", path=f"/usr/sbin:{ROOT}/.venv/sshd/usr/sbin") or ""
@@ -185,6 +195,8 @@ _CAPABILITIES: Mapping[str, Callable[[], str]] = {
     "nats": _lacks_nats,
     "nats-cluster": _lacks_nats_cluster,
     "docker-registry": lambda: "" if docker_registry() else "needs docker-registry (scripts/setup test)",
+    "busybox": lambda: "" if busybox() else "needs busybox (scripts/setup test)",
+    "umoci": lambda: "" if umoci() else "needs umoci (scripts/setup test)",
     "ssh": _lacks_ssh,
     "systemd": _lacks_systemd,
     "binutils": lambda: _lacks_programs(

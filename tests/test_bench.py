@@ -9,17 +9,19 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from scripts.bench import PARTS, Counts
-from scripts.benches import call, peers, plugin
+from scripts.benches import at_once, call, peers, plugin, starter, workloads
 from scripts.benches.caller import Caller, Unable
 from scripts.benches.figures import median, percentile
 from scripts.benches.hosting import read_document
 from scripts.benches.kill import end, find_marked
-from scripts.benches.launch import Command, measure, without_shell
+from scripts.benches.launch import Command, high_descriptors, measure, without_shell
+from scripts.benches.resident import resident
 from tests.conftest import ROOT
 from tests.manifests import nexo
 
@@ -57,6 +59,15 @@ def test_a_shell_line_becomes_the_command_the_shell_would_start(caller: Caller) 
     assert (sorted(command.files), command.files[other]) == ([one, other], "/dev/null")
     assert Path(command.files[one]).read_text() == "two words"
     assert measure(caller, command).wall > 0
+
+
+def test_what_stays_open_leaves_the_descriptors_of_commands_free() -> None:
+    before = os.listdir("/proc/self/fd")
+    with high_descriptors():
+        kept = os.open(os.devnull, os.O_RDONLY)
+    assert kept >= 64
+    os.close(kept)
+    assert os.listdir("/proc/self/fd") == before
 
 
 @pytest.mark.parametrize("script", ["exit 3", "echo a complaint >&2"])
@@ -120,14 +131,104 @@ def test_memory_includes_all_descendants() -> None:
 
 @pytest.mark.launches
 def test_a_peer_that_does_not_start_is_named_and_the_others_are_measured(caller: Caller) -> None:
-    def broken(_caller: Caller, _bare: Command) -> Command:
+    def broken(_caller: Caller, _job: peers.Job) -> Command:
         return Command(["/bin/sh", "-c", "echo this kernel is too old >&2; exit 1"], {})
+
+    def try_it(command: Command) -> object:
+        return measure(caller, command)
 
     nexo = next(peer for peer in peers.PEERS if peer.name == peers.NEXO)
     found = peers.FoundPeers((nexo, nexo._replace(name="other", command=broken)), (), ("third is not here",))
-    commands, notes = peers.usable(caller, Command(["/usr/bin/bwrap"], {}), found)
+    job = peers.Job(Command(["/usr/bin/bwrap"], {}))
+    with ExitStack() as stack:
+        commands, notes = peers.usable(caller, job, found, stack, try_it)
     assert list(commands) == [peers.NEXO]
     assert {"third is not here", "other is not measured: this kernel is too old"} <= set(notes)
+
+
+# A library as sandlock's and nono's: what it starts is not confined.
+LIBRARY = """
+import subprocess
+class Sandbox:
+    def __init__(self, **_):
+        pass
+    def run(self, program):
+        done = subprocess.run(program, capture_output=True)
+        done.exit_code, done.error = done.returncode, None
+        return done
+    def run_interactive(self, program):
+        return subprocess.call(program)
+"""
+
+
+def starter_of(caller: Caller, mode: str, *program: str) -> list[str]:
+    folder = str(Path(caller.write("libraries/sandlock.py", LIBRARY)).parent)
+    return [sys.executable, "-I", starter.__file__, folder, "sandlock", "/tmp", mode, *program]
+
+
+def test_a_running_program_launches_as_often_as_it_is_asked(caller: Caller, tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    with resident(caller, starter_of(caller, "each", "/bin/sh", "-c", f"echo >> {marks}")) as running:
+        assert all(measure(caller, running.command).wall > 0 for _ in range(3))
+        assert running.launch(4).wall > 0
+    assert len(marks.read_text()) == 7
+
+
+def test_what_a_program_grows_by_is_measured_while_what_it_started_waits(caller: Caller) -> None:
+    with resident(caller, starter_of(caller, "each", *at_once.SLEEP)) as running:
+        assert -1000 < at_once.growth(running) < 5000  # kB; a thread each
+
+
+def test_the_memory_around_programs_that_wait(caller: Caller) -> None:
+    around = "import subprocess; held = bytearray(b'x' * (8 << 20)); subprocess.run(['/usr/bin/cat'])"
+    size = at_once.waiting(caller, [Command([sys.executable, "-I", "-c", around], {})] * 2)
+    assert size > 8 << 10
+    assert at_once.waiting(caller, [Command(["/usr/bin/cat"], {})] * 2) == 0
+    with pytest.raises(Unable, match="ended with 3"):
+        at_once.waiting(caller, [Command(["/bin/sh", "-c", "exit 3"], {})] * 2)
+
+
+def test_launches_that_begin_together_are_awaited_and_each_has_to_succeed(caller: Caller) -> None:
+    assert at_once.together(caller, [Command(["/usr/bin/sleep", "0.1"], {})] * 3) >= 100
+    for script in ("exit 3", "echo a complaint >&2"):
+        commands = [Command(["/bin/sh", "-c", words], {}) for words in ("exit 0", script)]
+        with pytest.raises(Unable, match=re.escape(script)):
+            at_once.together(caller, commands)
+
+
+@pytest.mark.parametrize("script", ["exit 3", "echo a complaint >&2"])
+def test_a_launch_by_a_running_program_that_fails_is_not_measured(caller: Caller, script: str) -> None:
+    argv = starter_of(caller, "each", "/bin/sh", "-c", script)
+    with resident(caller, argv) as running, pytest.raises(Unable, match=re.escape(script)):
+        running.launch()
+
+
+def test_a_library_that_is_not_there_is_no_measurement(caller: Caller) -> None:
+    argv = [sys.executable, "-I", starter.__file__, str(ROOT), "nono", "/tmp", "each", "/usr/bin/true"]
+    with resident(caller, argv) as running, pytest.raises(Unable, match="No module named 'nono_py'"):
+        running.launch()
+
+
+def test_a_program_is_started_once_with_its_own_streams(caller: Caller) -> None:
+    assert caller.output_of(starter_of(caller, "once", "/bin/echo", "well")) == "well\n"
+    with pytest.raises(Unable, match="ended with 3"):
+        caller.output_of(starter_of(caller, "once", "/bin/sh", "-c", "exit 3"))
+
+
+@pytest.mark.needs("gcc")
+@pytest.mark.skipif(not Path("/usr/bin/git").exists(), reason="needs git")
+def test_work_measures_itself_and_work_that_fails_is_not_measured(caller: Caller) -> None:
+    folder = workloads.make_folder(caller)
+    command = Command([workloads.make_program(caller), str(folder), "2"], {})
+    for _ in range(2):  # what the first made is in nobody's way
+        taken = workloads.work(caller, command, folder)
+        assert set(taken) == set(workloads.KINDS) and all(seconds > 0 for seconds in taken.values())
+    commands = {workloads.BARE: command, "peer": Command(["/bin/sh", "-c", "echo too old >&2; exit 1"], {})}
+    samples, faults = workloads.interleave(caller, commands, 2, folder)
+    assert faults == ["peer is not measured: too old"] and [*samples] == [workloads.BARE]
+    (folder / "files/7").unlink()
+    with pytest.raises(Unable, match="files/7: No such file"):
+        workloads.interleave(caller, commands, 2, folder)
 
 
 # --- whole runs ---------------------------------------------------------------------------------------------
@@ -156,7 +257,7 @@ def test_without_bubblewrap_it_says_what_to_install() -> None:
 @pytest.mark.needs("user")
 @pytest.mark.usefixtures("nothing_left")
 def test_a_quick_run_of_one_part_prints_its_tables_and_writes_no_page() -> None:
-    pages = [ROOT / "docs/performance.json", ROOT / "docs/performance.md"]
+    pages = [*(ROOT / "docs/performance").iterdir(), ROOT / "docs/performance.md"]
     before = [page.read_bytes() for page in pages]
     done = run_bench("--quick", "launch", "--launches", "2")
     assert done.returncode == 0, done.stderr
@@ -204,7 +305,15 @@ ROWS = {
         for who in ("raw bwrap", "runner exec")
         for many in ("1 bind", "10 binds", "100 binds")
     },
-    "peers": {"raw bwrap", "runner exec, default policy", "raw bwrap, nexo's flags"},
+    "peers": {"raw bwrap", "runner exec, default policy", "runner run --write", "raw bwrap, nexo's flags"},
+    **{
+        f"work: {kind}": {"bare", "runner run --write", "raw bwrap, nexo's flags"}
+        for kind in ("gcc", "stat", "open and read", "fork and exec", "git clone")
+    },
+    **{
+        title: {"raw bwrap", "runner exec, default policy", "runner run --write", "raw bwrap, nexo's flags"}
+        for title in ("launches at once", "memory of a cage that waits")
+    },
     "end": {"an idle plugin", "a fork bomb of 400 tasks"},
     "warm calls": {"a raw pipe", "a raw pipe, by trio", "a session"},
     "large answers": {"a raw pipe", "that, and json.loads", "a session"},

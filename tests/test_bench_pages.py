@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 from scripts import bench
-from scripts.benches import growth, oci, pages, peers, plots
+from scripts.benches import growth, images, launch, oci, pages, peers, plots, workloads
 from scripts.benches.caller import Caller, Unable, reason
 from scripts.benches.machine import Load, Machine, Watch
 from scripts.benches.rows import Against, Row, Table, left_out
@@ -36,6 +36,7 @@ MACHINE = Machine(
 )
 RUN = pages.Run("scripts/bench", "2026-01-02", MACHINE, LOAD, (TABLE,))
 DOCUMENT = pages.as_document(RUN)
+MORE = TABLE._replace(rows=(*ROWS, Row("x", "kB", [8.0], (), "memory")))
 
 
 # --- figures ------------------------------------------------------------------------------------------------
@@ -91,33 +92,75 @@ def test_a_table_for_a_terminal() -> None:
 
 
 def test_the_page_says_on_what_when_and_under_which_load_it_was_measured() -> None:
-    page = pages.as_page(DOCUMENT)
-    assert "`scripts/bench`\nmeasured this on 2026-01-02." in page
-    assert "processor CPU | fast, architecture x86_64" in page and "crun 1." in page
+    page = pages.as_page([DOCUMENT])
+    assert "**x86_64**, measured on 2026-01-02: processor CPU | fast, processors 2" in page
+    assert "made by\n`scripts/bench`.\n" in page and "crun 1." in page
     assert LOAD.sentence() in page
 
 
-def test_callers_stand_beside_each_other_and_baselines_only_in_ratios() -> None:
-    other = TABLE._replace(
-        caller="ordinary user",
-        rows=(
-            *ROWS[:2],
-            ROWS[2]._replace(headline="", name="run | her"),
-            Row("x", "kB", [8.0], (), "memory"),
-        ),
-    )
-    page = pages.as_page(pages.as_document(RUN._replace(tables=(TABLE, other))))
-    ours = "30 ms, 6.00 × raw bwrap, 2.00 × raw bwrap + python | 60"
+def test_each_figure_in_short_has_its_machine() -> None:
+    other = pages.as_document(RUN._replace(machine=MACHINE._replace(architecture="aarch64"), tables=(MORE,)))
+    page = pages.as_page([DOCUMENT, other])
     assert page.partition("## In short\n\n")[2].splitlines()[:4] == [
+        "|  | x86_64, as root | aarch64, as root |",
+        "|---|---|---|",
+        "| a launch | 30 ms, 6.00 × raw bwrap | 30 ms, 6.00 × raw bwrap |",
+        "| memory | not measured | 8 kB |",
+    ]
+    assert page.index("\n## On x86_64\n") < page.index("\n## On aarch64\n")
+
+
+def test_callers_stand_beside_each_other_and_baselines_only_in_ratios() -> None:
+    other = MORE._replace(caller="ordinary user", rows=(*ROWS[:2], ROWS[2]._replace(name="run | her")))
+    page = pages.as_page([pages.as_document(RUN._replace(tables=(TABLE, other)))])
+    ours = "30 ms, 6.00 × raw bwrap, 2.00 × raw bwrap + python | 60"
+    launches = page.partition("### Launches on x86_64\n\n")[2].partition("\n### ")[0]
+    assert launches.splitlines()[:2] == [
         "|  | as root | p99 | as ordinary user | p99 |",
         "|---|---|---:|---|---:|",
-        f"| a launch | {ours} | not measured |  |",
-        "| memory | not measured |  | 8 kB |  |",  # a single sample has no p99
     ]
-    launches = page.partition("## A launch")[2].partition("\n## ")[0]
     assert f"| runner | {ours} | not measured |  |" in launches
     assert f"| run \\| her | not measured |  | {ours} |" in launches
     assert "| raw bwrap |" not in launches
+
+
+def _raced(race: pages.Race, ours: float, **others: float) -> pages.Document:
+    rows = [Row(race.ours, "ms", [ours]), *(Row(name, "ms", [each]) for name, each in others.items())]
+    rows += [Row(name, "ms", [1.0]) for name in race.no_others]
+    return pages.as_document(RUN._replace(tables=(TABLE._replace(title=race.title, rows=rows),)))
+
+
+@pytest.mark.parametrize("race", pages.RACES, ids=lambda race: race.what)
+def test_where_another_sandbox_is_ahead_the_page_says_so(race: pages.Race) -> None:
+    page = pages.as_page([_raced(race, 100.0, jail=96.0, cell=50.0, box=98.0, pen=200.0)])
+    section = page.partition("## Where others are ahead\n\n")[2].partition("\n## ")[0]
+    line = f"- x86_64, as root, {race.what}: cell 50, jail 96; the runner 100 ms."
+    assert [each for each in section.splitlines() if each.startswith("- ")] == [line]
+
+
+def test_where_no_other_is_ahead_the_page_says_so_too() -> None:
+    assert "\n- Nowhere.\n" in pages.as_page([_raced(pages.RACES[0], 100.0, jail=100.0)])
+
+
+def test_the_page_compares_what_the_benchmark_measures() -> None:
+    """Its words for rows and tables are those of the parts."""
+    kinds = {race.title.removeprefix(workloads.TITLE) for race in pages.RACES if race.no_others == ("bare",)}
+    assert kinds == set(workloads.KINDS)
+    assert {race.ours for race in pages.RACES} == {peers.OURS, launch.WRITES, images.IMAGE}
+    assert workloads.BARE == "bare" and launch.USUAL == peers.OURS
+
+
+def test_work_is_shown_as_ratio_to_the_same_work_without_a_sandbox() -> None:
+    over = (Against("bare", ("bare",)),)
+    rows = [Row("bare", "ms", [2.0]), Row("ours", "ms", [2.1], over), Row("theirs", "ms", [60.0], over)]
+    title, notes = f"{workloads.TITLE}stat", ("jail is not measured: no",)
+    table = Table("workloads", title, "root", "2 times each, by turns: 5 calls", rows, notes)
+    user = table._replace(caller="ordinary user", rows=rows[:2], notes=())
+    page = pages.as_page([pages.as_document(RUN._replace(tables=(table, user)))])
+    work = page.partition("## Work in a sandbox\n\n")[2].partition("\n## ")[0]
+    assert "| ours | 1.05 | 1.05 |" in work and "| theirs | 30 | – |" in work
+    assert "stat 2 ms (5 calls)" in work and "- as root: jail is not measured: no" in work
+    assert "On x86_64: not measured." in pages.as_page([DOCUMENT])
 
 
 def test_what_was_not_measured_is_said() -> None:
@@ -126,14 +169,15 @@ def test_what_was_not_measured_is_said() -> None:
         left_out("growth", "root", "no memory"),
     )
     document = pages.as_document(RUN._replace(tables=tables))
-    page = pages.as_page(document)
+    page = pages.as_page([document])
     assert "\n- firejail is not measured: it is not here\n" in page
     assert "\n**Not measured.**\n\n- growth, as root: no memory\n" in page
     few = "only 198 of 500 could be opened: no more keys"
     document = pages.as_document(RUN._replace(tables=(TABLE, GROWN[0]._replace(notes=(few,)))))
-    assert f"\n- {few}\n" in pages.as_page(document) and "**Not measured.**" not in pages.as_page(document)
+    page = pages.as_page([document])
+    assert f"\n- {few}\n" in page and "**Not measured.**" not in page
     document = pages.as_document(RUN._replace(tables=tables))
-    assert plots.draw(document)[plots.SESSIONS].count("not measured") == len(plots.PANELS)
+    assert plots.draw([document])[plots.SESSIONS].count("not measured") == len(plots.PANELS)
 
 
 # --- plots --------------------------------------------------------------------------------------------------
@@ -155,7 +199,7 @@ def _drawn(picture: str) -> ElementTree.Element:
 def test_each_sandbox_has_a_dot_for_each_caller() -> None:
     as_user = TABLE._replace(title="peers", caller="ordinary user", rows=ROWS[:1])
     document = pages.as_document(RUN._replace(tables=(TABLE._replace(title="peers"), as_user)))
-    picture = _drawn(plots.launch(document))
+    picture = _drawn(plots.launch([document]))
     assert len(picture.findall("circle")) == 4
     [ours] = [dot for dot in picture.findall("circle") if dot.get("class") == "ours"]
     left = {dot.get("cx") for dot in picture.findall("circle") if dot is not ours}
@@ -164,7 +208,7 @@ def test_each_sandbox_has_a_dot_for_each_caller() -> None:
 
 
 def test_cost_is_drawn_against_open_sessions() -> None:
-    picture = _drawn(plots.sessions(pages.as_document(RUN._replace(tables=GROWN))))
+    picture = _drawn(plots.sessions([pages.as_document(RUN._replace(tables=GROWN))]))
     lines = [line.get("points", "").split() for line in picture.findall("polyline")]
     assert [len(points) for points in lines] == [3] * 6
     heights = [float(point.split(",")[1]) for point in lines[0]]
@@ -178,7 +222,7 @@ def test_cost_is_drawn_against_open_sessions() -> None:
 
 @pytest.mark.parametrize("name", [plots.LAUNCH, plots.SESSIONS])
 def test_pictures_can_be_read_on_light_and_on_dark_pages(name: str) -> None:
-    picture = plots.draw(pages.as_document(RUN._replace(tables=GROWN)))[name]
+    picture = plots.draw([pages.as_document(RUN._replace(tables=GROWN))])[name]
     style = picture.partition("<style>")[2].partition("</style>")[0]
     light, _, dark = style.partition("@media (prefers-color-scheme: dark)")
     colours = [re.findall(r"(color|--\w+): #", part) for part in (light, dark)]
@@ -191,14 +235,20 @@ def test_pictures_can_be_read_on_light_and_on_dark_pages(name: str) -> None:
 
 def test_everything_is_written_from_one_run(tmp_path: Path) -> None:
     bench.write(DOCUMENT, tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "performance.json",
-        "performance.md",
-        plots.LAUNCH,
-        plots.SESSIONS,
-    }
-    assert json.loads((tmp_path / "performance.json").read_text()) == json.loads(json.dumps(DOCUMENT))
-    assert (tmp_path / "performance.md").read_text() == pages.as_page(DOCUMENT)
+    found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert found == {"performance/x86_64.json", "performance.md", plots.LAUNCH, plots.SESSIONS}
+    stored = json.loads((tmp_path / "performance/x86_64.json").read_text())
+    assert stored == json.loads(json.dumps(DOCUMENT))
+    assert (tmp_path / "performance.md").read_text() == pages.as_page([DOCUMENT])
+
+
+def test_a_run_replaces_that_of_its_own_architecture_only(tmp_path: Path) -> None:
+    arm = MACHINE._replace(architecture="aarch64")
+    other = pages.as_document(RUN._replace(machine=arm, date="2026-01-01"))
+    newer = pages.as_document(RUN._replace(date="2026-01-03"))
+    for document in (DOCUMENT, other, newer):
+        bench.write(document, tmp_path)
+    assert (tmp_path / "performance.md").read_text() == pages.as_page([newer, other])
 
 
 @pytest.mark.parametrize("fault", [Unable("it ended with 1:\nError: no"), IndexError("list index")])
@@ -224,7 +274,7 @@ def test_a_part_that_fails_loses_no_other(
         for number, handler in zip((signal.SIGINT, signal.SIGTERM), handlers, strict=True):
             signal.signal(number, handler)
     assert "not measured: kill, as root\n" in capsys.readouterr().err
-    document = json.loads((tmp_path / "performance.json").read_text())
+    document = json.loads((tmp_path / "performance/x86_64.json").read_text())
     assert [table["part"] for table in document["tables"]] == ["launch", "kill", *["growth"] * len(GROWN)]
     page = (tmp_path / "performance.md").read_text()
     assert re.search("kill, as root: (Error: no|IndexError: list index)\n", page)
@@ -232,8 +282,8 @@ def test_a_part_that_fails_loses_no_other(
 
 def test_a_written_run_is_shown_without_measuring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bench.write(DOCUMENT, tmp_path)
-    assert bench.main(["--from", str(tmp_path / "performance.json")]) == 0
-    assert capsys.readouterr().out == pages.as_page(DOCUMENT)
+    assert bench.main(["--from", str(tmp_path / "performance/x86_64.json")]) == 0
+    assert capsys.readouterr().out == pages.as_page([DOCUMENT])
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"format": 1}'])
@@ -243,11 +293,11 @@ def test_another_file_is_no_run(text: str, tmp_path: Path, capsys: pytest.Captur
     assert "it.json: " in capsys.readouterr().err
 
 
-def test_the_page_and_its_plots_are_those_of_the_run_beside_them() -> None:
-    document = json.loads((ROOT / "docs/performance.json").read_text())
+def test_the_page_and_its_plots_are_those_of_the_runs_beside_them() -> None:
+    documents = bench.written_runs(ROOT / "docs/performance")
     page = (ROOT / "docs/performance.md").read_text()
-    assert page == pages.as_page(document) and len(page.splitlines()) <= 120
-    for name, picture in plots.draw(document).items():
+    assert page == pages.as_page(documents) and len(page.splitlines()) <= 330
+    for name, picture in plots.draw(documents).items():
         assert (ROOT / "docs" / name).read_text() == picture and "not measured" not in picture
 
 
@@ -329,6 +379,30 @@ def test_a_peer_that_cannot_be_installed_is_named(monkeypatch: pytest.MonkeyPatc
     [missing] = peers.find(True, (absent,)).missing
     why = "apt-get ended with 100: no network" if os.geteuid() == 0 else "only root can install it"
     assert missing.startswith(f"absent is not measured: {why}")
+
+
+def test_a_package_that_is_missing_is_named_by_its_registry(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    told: list[tuple[str, ...]] = []
+
+    def refuse(*argv: str) -> str:
+        told.append(argv)
+        return "no network"
+
+    monkeypatch.setattr(peers, "_run", refuse)
+    for name in ("FOLDER", "NODE_FOLDER", "PYTHON_FOLDER"):
+        monkeypatch.setattr(peers, name, tmp_path / ".venv" / name)
+    monkeypatch.setattr(peers, "ROOT", tmp_path)
+    (tmp_path / ".venv").mkdir()
+    library = peers.PEERS[1]._replace(name="absent", programs=(), packages=(), pypi="no-such-library")
+    script = library._replace(pypi="", npm="no-such-script")
+    for peer, registry in ((library, "pip"), (script, "npm")):
+        [missing] = peers.find(False, (peer,)).missing
+        package = peer.pypi or peer.npm
+        assert f"{package} is not in .venv/FOLDER; --peers installs it" in missing
+        assert peers.find(True, (peer,)).missing == ("absent is not measured: no network",)
+        assert registry in told[-1] and told[-1][-1] == package
 
 
 def test_a_bundle_confines_as_the_command_line_does(tmp_path: Path) -> None:

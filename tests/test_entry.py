@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import runner
 from tests.conftest import ROOT, SYSTEM_PATH, Caller
 from tests.manifests import nexo
 from tests.tables import one_case
@@ -24,6 +25,7 @@ from tests.test_layers import _loaded, _slow
 
 pytestmark = pytest.mark.fresh
 
+PATH_FILE = f"__editable__.plugin_runner-{runner.__version__}.pth"
 VERSION = f"python{sys.version_info[0]}.{sys.version_info[1]}"
 # Stands for runner/cli/: says what the entry made of this process.
 PROBE = """
@@ -76,7 +78,7 @@ def install(prefix: Path, code: Path, python: str = sys.executable, *, venv: boo
         (prefix / "pyvenv.cfg").write_text(
             f"home = {os.path.dirname(python)}\ninclude-system-site-packages = false\n"
         )
-        (made.packages / "__editable__.plugin_runner-0.1.0.pth").write_bytes(os.fsencode(code) + b"\n")
+        (made.packages / PATH_FILE).write_bytes(os.fsencode(code) + b"\n")
     return made
 
 
@@ -249,7 +251,7 @@ def test_a_link_within_an_environment_is_not_followed(installed: Install, tmp_pa
 
 
 def test_a_layout_that_is_not_known_is_left_to_site(installed: Install, probe: Path) -> None:
-    path = installed.packages / "__editable__.plugin_runner-0.1.0.pth"
+    path = installed.packages / PATH_FILE
     path.rename(installed.packages / "other.pth")
     found = said(installed.command)
     assert found["file"] == str(probe / "runner/cli/__init__.py")
@@ -260,7 +262,7 @@ def test_a_layout_that_is_not_known_is_left_to_site(installed: Install, probe: P
 def test_a_file_that_holds_no_path_does_not_lead_to_the_working_directory(
     installed: Install, tmp_path: Path, content: bytes
 ) -> None:
-    (installed.packages / "__editable__.plugin_runner-0.1.0.pth").write_bytes(content)
+    (installed.packages / PATH_FILE).write_bytes(content)
     folder = tmp_path / "cwd"
     for package in ("runner", "sandbox", "sandbox/speed"):
         place = folder / content.decode().strip() / package

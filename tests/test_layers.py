@@ -70,7 +70,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sandbox.cache",),
     ("sandbox.files", "sandbox.process"),
     ("sandbox.look",),
-    ("sandbox.facts",),
+    ("sandbox.facts", "sandbox.surroundings"),
     ("sandbox.speed.*",),
     ("sandbox",),
     ("policies",),
@@ -132,9 +132,7 @@ MAY_IMPORT: Mapping[str, Use] = {
             "runner.trio_thread",
         )
     ),
-    "cryptography": Use(
-        ("runner.package.keys", "sandbox.broker.agent.host_key", "sandbox.broker.authority"), lazily=True
-    ),
+    "cryptography": Use(("runner.package.keys", "sandbox.broker.agent.host_key"), lazily=True),
     "h11": Use(
         (
             "runner.oci.client",
@@ -165,10 +163,19 @@ MAY_IMPORT: Mapping[str, Use] = {
     # The extra [oci].
     "httpcore": Use(("runner.oci.client",)),
     "httpx": Use(("runner.oci.client",)),
+    "zstandard": Use(("runner.oci.layer",), lazily=True),
     # The extra [gateway].
     "mcp": Use(
-        ("runner.gateway.http", "runner.gateway.questions", "runner.gateway.server", "runner.gateway.stdio")
+        (
+            "runner.gateway.http",
+            "runner.gateway.hub",
+            "runner.gateway.questions",
+            "runner.gateway.server",
+            "runner.gateway.sign_in",
+            "runner.gateway.stdio",
+        )
     ),
+    "httpx2": Use(("runner.gateway.sign_in",)),
     "mcp_types": Use(("runner.gateway.questions", "runner.gateway.server", "runner.gateway.translate")),
     # The extra [fleet].
     "nats": Use(

@@ -142,6 +142,17 @@ def test_notes_are_those_of_the_version() -> None:
     assert "###" in release.notes((ROOT / "CHANGELOG.md").read_text(), runner.__version__, dry_run=True)
 
 
+def test_pages_say_this_version() -> None:
+    """Where they show what a command prints, or the name of a file."""
+    found = {
+        (page.name, version)
+        for page in [ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]
+        for version in re.findall(r"plugin_runner-([0-9.]+)-py3|`runner ([0-9.]+)\+", page.read_text())
+    }
+    assert {"".join(version) for _, version in found} == {runner.__version__}
+    assert {page for page, _ in found} == {"CHANGELOG.md", "library.md", "verbs.md"}
+
+
 def test_a_release_is_signed_and_each_change_is_noticed(tmp_path: Path) -> None:
     for name in ("key", "other"):
         argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(tmp_path / name)]
@@ -259,6 +270,7 @@ def test_units_for_an_older_systemd_enter_the_group_themselves(name: str) -> Non
     [before] = re.findall(r"(?m)^ExecStart=(.*)$", unit)
     older = without_delegate_subgroup(unit)
     assert "\nDelegateSubgroup=" in unit and "\nDelegateSubgroup=" not in older
+    assert "\nSyslogIdentifier=runner\n" in older
     [(command, words)] = re.findall(r"(?m)^ExecStart=/bin/sh -c '([^']*)' sh (.*)$", older)
     # systemd reads $$ as $, and would put a variable of the unit in the place of ${NAME}.
     command = command.replace("$$", "$")

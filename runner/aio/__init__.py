@@ -24,6 +24,7 @@ from runner import library
 from runner.exceptions import InvalidCall, NotOnTrio, PluginError, PluginFailure, WouldBlock
 from runner.library import (
     BusRefused,
+    CallConfirmation,
     Completion,
     Delegation,
     DelegationRequest,
@@ -43,7 +44,7 @@ from runner.library import (
 from runner.plugin import Plugin
 from runner.protocol.bus import Member, check_topic
 from runner.protocol.bus import Subscription as TrioSubscription
-from runner.protocol.calls import CallRequest
+from runner.protocol.calls import CallRequest, Confirm
 from runner.protocol.calls import OnProgress as OnProgressOnTrio
 from runner.protocol.dialect import Kind
 from runner.protocol.host_services import (
@@ -64,6 +65,7 @@ from runner.trio_thread import TrioSide, trio_side
 
 __all__ = [
     "BusRefused",
+    "CallConfirmation",
     "Completion",
     "Delegation",
     "DelegationRequest",
@@ -385,6 +387,7 @@ class OpenArguments(TypedDict, total=False):
     environ: Mapping[str, str] | None
     staged: bool
     hide: Sequence[str]
+    confirm: Confirm | None
 
 
 class RunArguments(OpenArguments, total=False):
@@ -414,6 +417,7 @@ async def open_plugin(
     environ: Mapping[str, str] | None = None,
     staged: bool = False,
     hide: Sequence[str] = (),
+    confirm: Confirm | None = None,
     parked: int = 0,
 ) -> AsyncIterator[OpenPlugin]:
     """Launch a plugin in its cage and wait until it is ready. It ends with the context. Takes and raises what
@@ -436,6 +440,7 @@ async def open_plugin(
         environ=environ,
         staged=staged,
         hide=hide,
+        confirm=confirm,
         parked=parked,
     )
     async with here.enter(opening) as opened:

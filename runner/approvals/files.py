@@ -222,8 +222,8 @@ def _record(data: object) -> ApprovalRecord:
 
 
 def _approval(data: object, name: str) -> Approval:
-    # Earlier versions did not know the last three.
-    known = {"staged": False, "hide": [], "ssh": [], **data} if isinstance(data, dict) else data
+    # Earlier versions did not know the last four.
+    known = {"staged": False, "hide": [], "ssh": [], "images": [], **data} if isinstance(data, dict) else data
     values = _object(known, Approval._fields, name)
     return Approval(
         read=_texts(values["read"], f"{name}.read", _path_fault),
@@ -237,6 +237,7 @@ def _approval(data: object, name: str) -> Approval:
         staged=_flag(values["staged"], f"{name}.staged"),
         hide=_texts(values["hide"], f"{name}.hide", _hiding_fault),
         ssh=_texts(values["ssh"], f"{name}.ssh", _ssh_fault),
+        images=_texts(values["images"], f"{name}.images", _image_fault),
     )
 
 
@@ -321,6 +322,10 @@ def _hiding_fault(text: str) -> str:
     except ValueError as error:
         return str(error)
     return ""
+
+
+def _image_fault(text: str) -> str:
+    return "" if "/" in text and text.isprintable() else "is no reference of an image"
 
 
 def _ssh_fault(text: str) -> str:

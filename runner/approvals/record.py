@@ -75,8 +75,9 @@ def key_of(plugin: Plugin) -> ApprovalKey | None:
     if entrypoint is None or not plugin.approvable:
         return None
     words = (entrypoint.command, *entrypoint.args)
-    folder = plugin.folder
-    if not folder and plugin.root is None and starts_below(words, entrypoint.directory):
+    folder, image = plugin.folder, plugin.spec.image
+    in_image = image is not None and image.starts_own
+    if not (folder or in_image) and plugin.root is None and starts_below(words, entrypoint.directory):
         folder = look.realpath(entrypoint.directory)  # as for a command: an entry may become one
     if plugin.template is not None and plugin.template.files:
         from runner.manifest.fill import text_of  # most launches do not need it
@@ -92,8 +93,10 @@ def with_program(
 ) -> tuple[ApprovalKey, tuple[str, ...]]:
     """The whole key, and all files that are code of the program. `environ`: of the runner, whose PATH finds
     the program. Slow, so it is called only if there is an approval."""
-    entrypoint = plugin.entrypoint
+    entrypoint, image = plugin.entrypoint, plugin.spec.image
     assert entrypoint is not None  # key_of has found one
+    if image is not None:  # its folder is named by its digest: another image is another program
+        return key._replace(program=image.tree, chosen=(image.package,) if image.package else ()), ()
     found = locate(
         entrypoint.command,
         entrypoint.args,
@@ -118,7 +121,8 @@ def digest_of(plugin: Plugin) -> str:
     parts = [
         f"{field}={sorted(value) if isinstance(value, tuple) else value}"
         for field, value in asked._asdict().items()
-        if field not in ("staged", "hide", "ssh") or value  # digests of earlier versions stay the same
+        if field not in ("staged", "hide", "ssh", "images")
+        or value  # digests of earlier versions stay the same
     ]
     parts += [f"{name}={value}" for name, value in plugin.spec.limits._asdict().items() if value is not None]
     return fingerprint(*(os.fsencode(part) for part in parts))[:32]

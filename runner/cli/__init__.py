@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 
 from sandbox.speed.bundle import load, renew
-from sandbox.speed.typed import Callable, Mapping, NoReturn, Sequence
+from sandbox.speed.typed import Any, Callable, Mapping, NoReturn, Sequence
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
-    from typing import Any, Protocol, TypeGuard
+    from typing import Protocol, TypeGuard
 
     from runner.contracts.contract import Verb
 
@@ -355,19 +355,30 @@ def _run(verb: str, words: list[str]) -> int:
             load("decide")
             return verb_module(verb).run(usual)
         return status
+    carried: Mapping[str, Any] = {}
+    given = drop_environment() if verb == "run" and is_wrapped(words) else None
+    if verb == "run" and (plain := _usual_run(words, given)) is not None:
+        from runner.cli.shared.stored_plan import launch_stored
+
+        status = launch_stored(plain, plain.request, verb)
+        if status is not None:
+            return status
+        carried = vars(plain)
     if verb == "call" and is_via(words):
         from runner.cli.serving.via import call_via
 
         return call_via(words)
+    if verb == "gateway" and not {"--help", "-h"} & set(words):
+        from runner.cli.serving.hub_entry import gateway_via, is_thin
+
+        if is_thin(words):
+            return gateway_via(words)
     if verb == "call" and is_via(words, "--fleet"):
         from runner.cli.serving.fleet_call import call_fleet
 
         return call_fleet(words)
-    given = _drop_environment() if verb == "run" and is_wrapped(words) else None
     if verb in ("exec", "run", "learn"):
         load("decide")
-    if given is not None:
-        _use_own_home()
     module = verb_module(verb)
     read_usual: ReadUsual | None = getattr(module, "read_usual", None)
     if read_usual is not None and (usual := read_usual(words)) is not None:
@@ -383,6 +394,9 @@ def _run(verb: str, words: list[str]) -> int:
         args = _parse(verb, parser, words)
     args.words = words
     args.host_environ = given
+    for name in ("request", "began", "report_file"):
+        if name in carried:
+            setattr(args, name, carried[name])
     return module.run(args)
 
 
@@ -435,37 +449,26 @@ def is_via(words: Sequence[str], option: str = "--via") -> bool:
     return any(word == option or word.startswith(f"{option}=") for word in options)
 
 
+# PATH finds the plugin's program, which is part of an approval's key. SUDO_USER adds a home to the denylist.
+_KEPT_VARIABLES = ("PATH", "SUDO_USER")
+
+
 def drop_environment() -> dict[str, str]:
     """Drop this process's environment and set HOME from the password database. Returns the old environment.
 
     A host puts the variables of an entry there, and an entry may have come with a project. It must not decide
     where policy, approvals, cache, state or bubblewrap are."""
-    given = _drop_environment()
-    _use_own_home()
-    return given
-
-
-# PATH finds the plugin's program, which is part of an approval's key. SUDO_USER adds a home to the denylist.
-_KEPT_VARIABLES = ("PATH", "SUDO_USER")
-
-
-def _drop_environment() -> dict[str, str]:
     import os
 
     given = dict(os.environ)
     for name in given:
         if name and name not in _KEPT_VARIABLES:  # one without a name cannot be removed
             del os.environ[name]  # also for libraries in C
-    return given
-
-
-def _use_own_home() -> None:
-    import os
-
     from sandbox.paths.homes import own_home
 
     if home := own_home():
         os.environ["HOME"] = home
+    return given
 
 
 def _usual_exec(words: list[str]) -> argparse.Namespace | None:
@@ -481,6 +484,32 @@ def _usual_exec(words: list[str]) -> argparse.Namespace | None:
 
         args.arguments = words[at + 1 :]
         args.request = request_of(deciding_words(args), args.arguments, os.environ)
+    return args
+
+
+def _usual_run(words: list[str], host: Mapping[str, str] | None) -> argparse.Namespace | None:
+    """What decides about the cage of a common command line of `run`. None: there is no stored plan for it.
+    `host`: the variables of the host that started an entry."""
+    from sandbox.speed.plain import read_plain_run
+
+    at = words.index("--") if "--" in words else len(words)
+    args = read_plain_run(words[:at])
+    if args is None or not "".join(words[at + 1 : at + 2]):
+        return None
+    import os
+
+    from runner.launch.stored.entry import request_of
+
+    program = words[at + 1]
+    if host is not None and "/" not in program:
+        from sandbox.facts import search_path_of
+
+        if search_path_of(os.getppid()) not in ("", host.get("PATH", "")):
+            return None  # an entry that sets PATH may have another program: that is looked at each time
+    # An entry is held against its configuration word by word.
+    options = args.deciding if host is None else words[:at]
+    # The program is no argument, whose text would not be stored.
+    args.request = request_of(["run", *options, program], words[at + 2 :], os.environ, host)
     return args
 
 

@@ -12,6 +12,7 @@ from runner.cli.shared.options import add_invocation, invocation_of, open_events
 from runner.cli.shared.report_file import ReportFile, ReportFileError
 from runner.launch.run import run as run_plugin
 from runner.outcome import USAGE_ERROR
+from sandbox import look
 from sandbox.document.diagnostic import printable
 from sandbox.speed.typed import TYPE_CHECKING, Mapping
 
@@ -75,8 +76,17 @@ def launch(args: argparse.Namespace, verb: str) -> int:
     try:
         if getattr(args, "config", None) == "-":
             raise ValueError("--config -: stdin is the plugin's; write --config @FILE")
-        invocation = invocation_of(args)
         secrets = secrets_of(args)
+        request: LaunchRequest | None = getattr(args, "request", None)
+        writer = None
+        if request is None or secrets:
+            invocation = invocation_of(args)
+        else:
+            from runner.launch.stored.store import PlanWriter
+
+            writer = PlanWriter(request)
+            with look.recording(writer.asked):
+                invocation = invocation_of(args)
         contents = secret_files(secrets) if secrets else None
         report_file: ReportFile = getattr(args, "report_file", None) or ReportFile(args.report)
         events = open_events(args.events)
@@ -89,12 +99,6 @@ def launch(args: argparse.Namespace, verb: str) -> int:
 
             keep(wrapped, [str(error)])
         return USAGE_ERROR
-    request: LaunchRequest | None = getattr(args, "request", None)
-    writer = None
-    if request is not None and not secrets:
-        from runner.launch.stored.store import PlanWriter
-
-        writer = PlanWriter(request)
     host = CommandLineHost(
         inspect=args.inspect,
         tty=args.tty,

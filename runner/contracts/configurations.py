@@ -57,6 +57,7 @@ class EntryFound(NamedTuple):
     program: str = ""
     # Names that were added to the entry since it was wrapped, and reach no plugin; "envFile" for a file.
     dropped: tuple[str, ...] = ()
+    image: str = ""  # that it asks to be started in, in full; a person has to allow it
 
 
 class HostPlaces(NamedTuple):
@@ -142,6 +143,10 @@ class HostConfigurations(Protocol):
     def installed(self, plugin: Plugin, environ: Mapping[str, str]) -> Plugin:
         """The plugin with the stored program of its packages, if a launcher would fetch them and `runner
         install` has done so."""
+        ...
+
+    def keeps_nothing(self, plugin: Plugin) -> bool:
+        """Whether the plugin keeps nothing for one client, so that several may use one process of it."""
         ...
 
     def places(self) -> HostPlaces:

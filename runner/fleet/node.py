@@ -28,7 +28,7 @@ from runner.fleet.worker_plugins import RosterPlugins
 from runner.ledger.retry import Schedule
 from runner.lifecycle.supervisor import Supervisor, open_supervisor
 from runner.outcome import EXIT
-from runner.serve.daemon import raise_descriptors
+from runner.serve.listen import raise_descriptors
 from runner.serve.roster import Roster
 from runner.serve.service_manager import Notifier, watchdog_seconds
 from runner.serve.watch import Watch, open_watch
@@ -116,7 +116,7 @@ class Node:
             worker.refresh()
 
         def ready() -> None:
-            self._notifier.send("READY=1", f"STATUS={len(self._own_plugins.offers())} plugins")
+            self._notifier.send("READY=1", f"STATUS=plugins: {len(self._own_plugins.offers())}")
 
         name = f"runner worker {self._options.name}"
         options = WorkerOptions(

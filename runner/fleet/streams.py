@@ -30,6 +30,7 @@ _PAUSE_SECONDS = 0.5
 _DIRECT_SECONDS = (0.5, 0.5, 1.0, 1.0, 2.0)  # for each try
 _AT_ONCE = 32  # messages that are asked for
 _SAFE_IN_CLUSTERS = (2, 10)
+NO_STREAM_CODE = 10059  # of the servers' answer: not of one that a message is missing
 NO_STREAMS = "the servers have no stream {}; make it with runner ctl init --fleet URL"
 
 

@@ -29,7 +29,7 @@ from runner.fleet.crossing import AsyncioThread, CancelledOnTrio, end_tasks
 from runner.fleet.entries import FleetLedger, Held, LedgerEntry, LedgerFull, is_disk_full
 from runner.fleet.messages import BadMessage, FleetCall, decode_call
 from runner.fleet.shares import DEAD, LEDGER, FleetShares, SharedRoom
-from runner.fleet.streams import consumer_config, read_bucket, require_streams
+from runner.fleet.streams import NO_STREAM_CODE, NO_STREAMS, consumer_config, read_bucket, require_streams
 from runner.fleet.worker_plugins import Hold, Offer, Performed, WorkerPlugins, repeat_of, unperformed
 from runner.ledger.retry import Schedule, next_try
 from runner.ledger.rows import digest
@@ -154,6 +154,7 @@ class FleetWorker:
         self._has_room = True  # in the ledger
         self._disk_fault = ""
         self._leader = server_words(bus.nc)  # the server that has the ledger
+        self._unlisted = ""  # why no submitter can see this worker
         self._letters: int | None = None  # dead ones, of the whole fleet; None: it was not told yet
         self._launch_failures = 0
         self._counts = {"done": 0, "late": 0}  # late: it was taken for dead, and its end came after another
@@ -443,6 +444,8 @@ class FleetWorker:
         """Raises NoFleet if it cannot be compared with the servers'."""
         last = time.monotonic() + _BEGIN_SECONDS
         while not await self._compare_clock():
+            if self._unlisted:
+                raise NoFleet(self._unlisted)
             if time.monotonic() > last:
                 hint = "has this user the permissions of this version (policies/nats/fleet.conf)?"
                 raise NoFleet(f"the servers do not tell when they stored that this worker is here; {hint}")
@@ -457,13 +460,19 @@ class FleetWorker:
             except TimeoutError:
                 pass
             self._doubted.clear()
+            had = self._unlisted
             await self._compare_clock()
+            if bool(had) != bool(self._unlisted):
+                here = "the servers have the list of workers again, with this one"
+                self._say(f"{self._unlisted}; until then nobody sees this worker" if not had else here)
 
     async def _compare_clock(self) -> bool:
         """Returns whether that was possible. If it was not, what is known counts."""
         sent, subject = time.monotonic(), names.entry(names.WORKERS, self._options.name)
         if (number := await self._show()) is None:
+            await self._look_for_list()
             return False
+        self._unlisted = ""
         try:
             # From the leader: another server might still have the one before. A later one is also ours.
             found = await self._js.get_msg(f"KV_{names.WORKERS}", subject=subject)
@@ -486,6 +495,17 @@ class FleetWorker:
             self._changed.set()
             self._due.set()
         return True
+
+    async def _look_for_list(self) -> None:
+        """The list of workers is in memory, so that it is gone when the only server was started again."""
+        try:
+            async with asyncio.timeout(_ASK_SECONDS):
+                await self._js.get_msg(f"KV_{names.WORKERS}", seq=1)
+        except nats.js.errors.NotFoundError as error:
+            if error.err_code == NO_STREAM_CODE:
+                self._unlisted = NO_STREAMS.format(f"KV_{names.WORKERS}")
+        except (nats.errors.Error, TimeoutError):
+            pass
 
     # --- a bad node -----------------------------------------------------------------------------------------
 

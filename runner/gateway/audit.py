@@ -41,6 +41,10 @@ class AuditFile:
                 f"{path} is not used: it has to be a file that only you can read; chmod 600 {path}"
             )
 
+    def close(self) -> None:
+        """Its calls have ended."""
+        os.close(self._fd)
+
     def write(self, line: Mapping[str, Any]) -> None:
         """Raises OSError."""
         raw = json.dumps(line).encode() + b"\n"
@@ -67,6 +71,7 @@ class AuditedMaker:
         finally:
             line = {"at": at, "seconds": round(time.monotonic() - began, 6), "client": call.caller}
             line |= {"plugin": call.plugin, "kind": call.kind, "name": call.tool, "code": code}
+            line |= call.trace
             with trio.CancelScope(shield=True):
                 try:
                     await trio.to_thread.run_sync(self._write, line, call.input, output)

@@ -21,14 +21,17 @@ from mcp.server.streamable_http import StreamableHTTPServerTransport
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPDeprecationWarning
 
+from runner.approvals.confirmations import ConfirmationRecord
 from runner.approvals.tools import ToolRecord, tools_folder
 from runner.gateway.calls import Maker
 from runner.gateway.catalogue import Catalogue
+from runner.gateway.confirm import Confirmer
 from runner.gateway.questions import ClientQuestions
-from runner.gateway.remote import RemoteSource
+from runner.gateway.remote import RemoteSource, remote_source
 from runner.gateway.server import ClientGateway
-from runner.gateway.settings import GatewaySettings
+from runner.gateway.settings import DEFAULT_CLIENT, GatewaySettings
 from runner.gateway.tool_source import SupervisedSource
+from runner.gateway.webhook import Webhook
 from runner.ledger.file import LedgerUnusable
 from runner.ledger.ledger import Ledger
 from runner.ledger.rows import EndOfCall, digest, row_of
@@ -39,6 +42,7 @@ from runner.protocol.dialect import Notice, Progress
 from runner.serve.desk import CallAnswer, Desk, failed, off_loop_if_large, refused_answer
 from runner.serve.door import Message, Receive, Send
 from runner.serve.mounted import DaemonParts
+from runner.serve.peer import is_local
 from runner.serve.refusal import Refused
 from sandbox.policy.load import load_policy
 
@@ -109,7 +113,8 @@ class LedgerMaker:
             return made
         finally:
             code = made.error.get("code", "ok")
-            record = json.dumps({"outcome": made.error or None, "invocation": None})
+            traced = {"trace": dict(call.trace)} if call.trace else {}
+            record = json.dumps({"outcome": made.error or None, "invocation": None, **traced})
             with trio.CancelScope(shield=True):
                 output = await off_loop_if_large(digest, made.value)
                 await self._ledger.end(number, EndOfCall(code, output, record, None, started))
@@ -182,9 +187,21 @@ class HttpGateway:
         self._turn = trio.Lock()
         sources, supervisor = parts.roster.sources, parts.supervisor
         remotes: list[RemoteSource] = []
-        if settings.remotes:
-            rule = load_policy(parts.policy, environ).network
-            remotes = [RemoteSource(each, rule) for each in settings.remotes]
+        self._ledger, self._pending = parts.ledger, parts.pending
+        self._confirmations = ConfirmationRecord(environ)
+        if settings.remotes or settings.webhook:
+            policy = load_policy(parts.policy, environ)
+            # Without it, `login` would take a client's, which does not count here.
+            is_told = parts.policy is not None or settings.client(DEFAULT_CLIENT).policy is not None
+            options = ("--policy", policy.name) if is_told else ()
+            remotes = [
+                remote_source(each._replace(options=options), policy.network, environ)
+                for each in settings.remotes
+            ]
+            if settings.webhook:
+                webhook = Webhook(settings.webhook, policy.network, say)
+                parts.pending.on_asked = webhook.tell
+                nursery.start_soon(webhook.run)
         for remote in remotes:
             remote.maker = LedgerMaker(remote, parts.ledger)
         self._catalogue = Catalogue(
@@ -204,11 +221,20 @@ class HttpGateway:
             each.gateway.hear(plugin, event)
 
     def questions(self) -> Iterator[dict[str, Any]]:
-        """A row for each withheld tool, as the page shows it."""
+        """A row for each withheld tool and each confirmation that waits, as the page shows it."""
         for source, tool in self._catalogue.withheld():
             # A terminal would obey some characters of a name.
             command = source.look if tool.acceptable and source.look.isprintable() else ""
             yield {"plugin": source.name, "tool": tool.name, "change": tool.reason, "command": command}
+        for row in self._pending.list():
+            asked = f"{row['client']} waits for your yes: " if row["kind"] == "call" else "it was refused"
+            change = asked + "; ".join(row["lines"])
+            command = f"runner ctl approve {row['id']}"
+            yield {"plugin": row["plugin"], "tool": row["subject"], "change": change, "command": command}
+
+    async def _note(self, entry: Mapping[str, Any]) -> None:
+        """Raises LedgerUnusable."""
+        await self._ledger.note("confirm", entry["client"], entry["plugin"], json.dumps(entry))
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         name: str = scope["state"]["caller"]
@@ -247,7 +273,10 @@ class HttpGateway:
                 f"the settings of {caller} name a policy, which does not count: a daemon has one for all"
             )
         async with trio.open_nursery() as nursery:
-            gateway = ClientGateway(self._catalogue, self._maker, self._questions, caller, settings, nursery)
+            parts = (self._confirmations, self._note, self._pending)
+            confirmer = Confirmer(caller, settings, *parts, keeps=is_local(caller))
+            shared = (self._catalogue, self._maker, self._questions)
+            gateway = ClientGateway(*shared, caller, settings, nursery, confirmer)
             manager = _Sessions(gateway.server())
             served = _Caller(gateway, manager)
             try:

@@ -18,3 +18,7 @@ class StdioOptions(NamedTuple):
     audit: AuditFile | None = None
     bodies: bool = False
     remarks: tuple[str, ...] = ()  # about the entry that started it
+
+    def close(self) -> None:
+        if self.audit is not None:
+            self.audit.close()

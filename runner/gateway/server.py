@@ -28,6 +28,7 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from runner import __version__
 from runner.gateway.calls import Maker
 from runner.gateway.catalogue import Catalogue, KnownSource
+from runner.gateway.confirm import Confirmer
 from runner.gateway.names import public_uri, split_uri
 from runner.gateway.questions import ClientQuestions, ClientRequest, Context, Waiting
 from runner.gateway.rate import RateLimit
@@ -51,6 +52,7 @@ from runner.outcome import Outcome
 from runner.protocol.calls import CallRequest
 from runner.protocol.dialect import Notice, Progress
 from runner.protocol.jsonrpc import INTERNAL_ERROR, INVALID_PARAMS
+from runner.protocol.trace import read_trace
 from runner.serve.desk import CallAnswer, failed
 from runner.serve.news import NewsQueue
 from runner.serve.refusal import outcome_error
@@ -92,7 +94,10 @@ class ClientGateway:
         client: str,
         settings: ClientSettings,
         nursery: trio.Nursery,
+        confirmer: Confirmer | None = None,
     ) -> None:
+        """`confirmer`: None: nobody is asked before calls."""
+        self._confirmer = confirmer
         self._catalogue = catalogue
         self._maker = maker
         self._questions = questions
@@ -195,6 +200,8 @@ class ClientGateway:
 
         async def work(request: ClientRequest) -> dict[str, Any]:
             source = known.source
+            if refused := await self._refusal(request, params, one, source):
+                return finished(error_result(outcome_error(refused)["error"]))
             made = await self._make(request, source, one.own, params.arguments or {}, "tool")
             if made.is_ok:
                 result = source.result(one.own, made.value)
@@ -205,9 +212,26 @@ class ClientGateway:
             result = finished(result)
             if not is_sound("tools/call", request.context.protocol_version, result):
                 result = finished(error_result(_unreadable("tools/call", one.own)))
+            if self._confirmer is not None:
+                for told in await self._confirmer.ask_about_hosts(request, one.plugin):
+                    result["content"] = [*result["content"], {"type": "text", "text": f"runner: {told}"}]
             return result
 
         return await self._waiting.answer(self, context, f"tool {params.name}", work)
+
+    async def _refusal(
+        self, request: ClientRequest, params: types.CallToolRequestParams, one: Shown, source: ToolSource
+    ) -> Outcome | None:
+        """Why a call must not be made, after a person was asked if one wants to be."""
+        if self._confirmer is None:
+            return None
+        await self._confirmer.ask_about_hosts(request, one.plugin)  # that it was refused at the end of a call
+        session, arguments = _session_of(request.context), params.arguments or {}
+        refused = await self._confirmer.refusal(request, session, source, one, arguments)
+        if refused is None and (await self._find("tools", params.name))[0] != one:
+            message = f"the tool {quoted(one.public)} changed while a person was asked about it"
+            return Outcome("policy_denied", "call", message, "changed", "call again")
+        return refused
 
     async def _get_prompt(self, context: Context, params: types.GetPromptRequestParams) -> dict[str, Any]:
         one, known = await self._find("prompts", params.name)
@@ -249,7 +273,7 @@ class ClientGateway:
         self, request: ClientRequest, source: ToolSource, name: str, given: Any, kind: str
     ) -> CallAnswer:
         plugin, maker = source.name, source.maker or self._maker
-        call = CallRequest(plugin, name, given, kind, caller=self._client)
+        call = CallRequest(plugin, name, given, kind, caller=self._client, trace=_trace(request.context))
         self._questions.enter(plugin, request)
         try:
             if not (request.context.meta or {}).get("progress_token"):
@@ -312,6 +336,8 @@ class ClientGateway:
         if event.kind == "log":
             self._heard_log(plugin, event.value)
             return
+        if event.kind == "advice" and self._confirmer is not None and self._settings.sees_plugin(plugin):
+            self._confirmer.refused_host(plugin, event.value)
         uri = event.value.get("resource") if event.kind == "changed" else None
         if isinstance(uri, str) and len(uri) <= _MOST_URI:  # nobody can subscribe to a longer one
             self._resource_changed(public_uri(plugin, uri))
@@ -453,10 +479,21 @@ async def _make_with_progress(maker: Maker, request: ClientRequest, call: CallRe
     return made
 
 
+def _trace(context: Context) -> dict[str, str]:
+    """Of the message; else of the request that it came with."""
+    said = read_trace(context.meta or {})
+    return said or ({} if context.request is None else read_trace(context.request.headers))
+
+
 def _key(context: Context) -> str:
     """Tells sessions of one client apart. On stdio there is one."""
     key: str = "" if context.request is None else context.request.headers.get("mcp-session-id", "")
     return key
+
+
+def _session_of(context: Context) -> str | None:
+    """What a yes may count for. None: a request of its own, as the newer protocol makes them by HTTP."""
+    return None if context.request is not None and not _key(context) else _key(context)
 
 
 def _value(made: CallAnswer) -> Any:

@@ -4,25 +4,36 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 import warnings
 from collections.abc import AsyncIterator, Callable, Mapping
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import trio
 from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPDeprecationWarning
 
+from runner.approvals.added_host import add_host
+from runner.approvals.confirmations import ConfirmationRecord
+from runner.approvals.record import ApprovalsUnusable
 from runner.approvals.tools import ToolRecord, tools_folder
 from runner.gateway.audit import AuditedMaker
 from runner.gateway.calls import Maker, SupervisedMaker
 from runner.gateway.catalogue import Catalogue, KnownSource
+from runner.gateway.confirm import Confirmer
 from runner.gateway.options import StdioOptions
 from runner.gateway.questions import ClientQuestions, Context
-from runner.gateway.remote import RemoteSource
+from runner.gateway.remote import RemoteSource, remote_source
+from runner.gateway.remote_call import ELICIT
 from runner.gateway.server import ClientGateway
+from runner.gateway.settings import DEFAULT_CLIENT
 from runner.gateway.telling import Telling
 from runner.gateway.tool_source import SupervisedSource
-from runner.lifecycle.supervisor import Supervisor, open_supervisor
+from runner.launch.command import environ_of_places
+from runner.lifecycle.supervised import Opener, open_spec
+from runner.lifecycle.supervisor import Supervisor, open_supervisor, supervise
 from runner.plugin import Plugin
 from runner.protocol.dialect import Notice, Progress
 from runner.serve.roster import Roster
@@ -34,18 +45,14 @@ _READ_BYTES = 64 << 10
 _NAMES = "names/gateway.json"  # beside the record of tools: who has which name
 
 
-class _Lines(AsyncIterator[str]):
-    """Lines of a descriptor. One that is too long ends the conversation: what follows cannot be trusted."""
+class ClientLines(AsyncIterator[str]):
+    """Lines of a client. One that is too long ends the conversation: what follows cannot be trusted."""
 
-    def __init__(self, fd: int, say: Callable[[str], None]) -> None:
-        self._stream = trio.lowlevel.FdStream(fd)
+    def __init__(self, stream: trio.abc.ReceiveStream, say: Callable[[str], None]) -> None:
+        self._stream = stream
         self._say = say
         self._buffer = bytearray()
         self._seen = 0  # bytes of the buffer without an end of line
-
-    def close(self) -> None:
-        """A terminal is left as it was: others read from it too."""
-        self._stream.close()
 
     async def __anext__(self) -> str:
         while (end := self._buffer.find(b"\n", self._seen)) < 0:
@@ -63,23 +70,33 @@ class _Lines(AsyncIterator[str]):
         return line
 
 
-class _Writer:
-    def __init__(self, fd: int) -> None:
-        self._stream = trio.lowlevel.FdStream(fd)
+class ClientWriter:
+    def __init__(self, stream: trio.abc.SendStream) -> None:
+        self._stream = stream
+        self._turn = trio.Lock()
 
     async def write(self, text: str) -> None:
-        await self._stream.send_all(text.encode())
+        async with self._turn:
+            await self._stream.send_all(text.encode())
 
     async def flush(self) -> None:
         await trio.lowlevel.checkpoint()
 
-    def close(self) -> None:
-        self._stream.close()
-
 
 class StdioGateway:
-    def __init__(self, options: StdioOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
-        """Raises DocumentError and ApprovalsUnusable."""
+    def __init__(
+        self,
+        options: StdioOptions,
+        environ: Mapping[str, str],
+        say: Callable[[str], None],
+        *,
+        opener: Opener = open_spec,
+        idle: float | None = None,
+    ) -> None:
+        """`opener`: opens plugins. `idle`: seconds without a call, after which a plugin ends until the next
+        one; None: the numbers of its contract. Raises DocumentError and ApprovalsUnusable."""
+        self._opener = opener
+        self._numbers = {} if idle is None else {"idle": idle}
         self._options = options
         self._environ = environ
         self._say = say
@@ -98,10 +115,16 @@ class StdioGateway:
             await self._run(reads, writes)
         finally:
             if self._telling is not None:
-                self._telling.close()  # plugins have ended
+                # Plugins have ended. In a thread: another client, or another gateway, may be writing.
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(self._telling.close)
+            self._options.close()
 
     async def _run(self, reads: Any, writes: Any) -> None:
-        async with open_supervisor(on_event=self._hear) as supervisor, trio.open_nursery() as nursery:
+        async with (
+            supervise(self._opener, self._hear) as supervisor,
+            trio.open_nursery() as nursery,
+        ):
             catalogue = self._prepare(supervisor, nursery)
             maker = self._audited(SupervisedMaker(supervisor))
             for remote in self._remotes:
@@ -113,6 +136,7 @@ class StdioGateway:
                 client=self._options.client,
                 settings=self._settings,
                 nursery=nursery,
+                confirmer=self._confirmer(),
             )
             self._gateway.on_first = self._load
             self._telling = telling = Telling(self._environ, self._plugin, self._say, self._gateway.tell)
@@ -133,6 +157,7 @@ class StdioGateway:
         found: list[KnownSource] = []
         async with open_supervisor() as supervisor, trio.open_nursery() as nursery:
             catalogue = self._prepare(supervisor, nursery)
+            nursery.start_soon(end_by_signal, nursery.cancel_scope)
             await self._roster.reload()
             found = await catalogue.all()
             nursery.cancel_scope.cancel()
@@ -150,8 +175,28 @@ class StdioGateway:
             seconds=self._options.list_seconds,
             trust_first=self._options.settings.trust_first,
         )
-        nursery.start_soon(self._end_by_signal)
         return self._catalogue
+
+    def _confirmer(self) -> Confirmer:
+        record = ConfirmationRecord(self._environ)
+        return Confirmer(
+            self._options.client, self._settings, record, self._note, allow_host=self._allow_host
+        )
+
+    async def _note(self, entry: Mapping[str, Any]) -> None:
+        """Raises OSError."""
+        if self._options.audit is not None:
+            line = {"at": time.time(), **entry, "kind": "confirm", "about": entry["kind"]}
+            await trio.to_thread.run_sync(self._options.audit.write, line)
+
+    async def _allow_host(self, name: str, host: str) -> None:
+        """As the person at this client says. Raises ApprovalsUnusable."""
+        plugin = self._plugin(name)
+        if plugin is None:
+            raise ApprovalsUnusable("the plugin is gone", "")
+        places = environ_of_places(plugin, self._environ)
+        await trio.to_thread.run_sync(add_host, plugin, host, self._environ, places)
+        await self._roster.reload(name)
 
     def _audited(self, maker: Maker) -> Maker:
         file = self._options.audit
@@ -159,9 +204,19 @@ class StdioGateway:
 
     def _make_remotes(self) -> list[RemoteSource]:
         # Also without any: a policy that cannot be used is told before the first request.
-        rule = load_policy(self._options.policy or self._settings.policy, self._environ).network
-        given = (each for each in self._options.settings.remotes if self._is_chosen(each.name))
-        return [RemoteSource(each, rule) for each in given]
+        policy = load_policy(self._options.policy or self._settings.policy, self._environ)
+        options = ("--client", self._options.client) if self._options.client != DEFAULT_CLIENT else ()
+        options = ("--policy", self._options.policy) if self._options.policy else options
+        given = (
+            each._replace(options=options)
+            for each in self._options.settings.remotes
+            if self._is_chosen(each.name)
+        )
+        remotes = [remote_source(each, policy.network, self._environ) for each in given]
+        if any(fnmatchcase(ELICIT, pattern) for pattern in policy.capabilities.host):
+            for remote in remotes:
+                remote.services = partial(self._services, remote.name)
+        return remotes
 
     def _is_chosen(self, name: str) -> bool:
         names = self._options.names
@@ -182,6 +237,7 @@ class StdioGateway:
             names=str(tools_folder(self._environ).parent / _NAMES),
             folders=self._options.settings.folders,
             given=self._options.settings.plugins,
+            numbers=self._numbers,
         )
 
     def _plugin(self, name: str) -> Plugin | None:
@@ -224,10 +280,11 @@ class StdioGateway:
         self._gateway.hear(plugin, event)
         self._telling.hear(plugin, event)
 
-    async def _end_by_signal(self) -> None:
-        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
-            async for _ in signals:
-                self._nursery.cancel_scope.cancel()
+
+async def end_by_signal(scope: trio.CancelScope) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+        async for _ in signals:
+            scope.cancel()
 
 
 async def _serve(options: StdioOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
@@ -237,18 +294,23 @@ async def _serve(options: StdioOptions, environ: Mapping[str, str], say: Callabl
     os.dup2(null, 0)
     os.close(null)
     os.dup2(2, 1)
-    lines: Any = _Lines(read, say)
-    out: Any = _Writer(write)
+    # A terminal is left as it was: others read from it too.
+    reader, writer = trio.lowlevel.FdStream(read), trio.lowlevel.FdStream(write)
+    lines: Any = ClientLines(reader, say)
+    out: Any = ClientWriter(writer)
     gateway = StdioGateway(options, environ, say)
     try:
         async with stdio_server(lines, out) as (reads, writes):
-            await gateway.run(reads, writes)
-            lines.close()  # after a signal, the client may not have closed it
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(end_by_signal, nursery.cancel_scope)
+                await gateway.run(reads, writes)
+                nursery.cancel_scope.cancel()
+            reader.close()  # after a signal, the client may not have closed it
     except* (trio.BrokenResourceError, trio.ClosedResourceError):
         pass  # the client has gone while it was told something
     finally:
-        lines.close()
-        out.close()
+        reader.close()
+        writer.close()
 
 
 def run(options: StdioOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> None:

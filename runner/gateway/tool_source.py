@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from runner.lifecycle.spec import Status
 from runner.protocol.dialect import Call
 from runner.serve.plugins import DoorPlugins
 from runner.serve.sources import PluginSource
+from sandbox import surroundings
 from sandbox.cache import fingerprint
 
 Lists = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -96,7 +96,7 @@ class SupervisedSource:
 
     def origin(self) -> str:
         hosts = self._contract.configurations
-        plugin = self._plugin if hosts is None else hosts.installed(self._plugin, os.environ)
+        plugin = self._plugin if hosts is None else hosts.installed(self._plugin, surroundings.variables())
         return fingerprint(repr(plugin).encode("utf-8", "replace"))
 
     def result(self, tool: str, value: Any) -> dict[str, Any]:

@@ -25,12 +25,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from runner.install.content import BadContent
 from runner.install.registry import Registries, npm_registries, pip_registries
 from runner.install.request import Request, package_name
 from runner.install.store import (
     FETCH_PREFIX,
     SCRIPTS,
-    BadContent,
     Installed,
     Lock,
     Locked,

@@ -1,5 +1,5 @@
 """Request: the packages and the program that a launcher such as npx or uvx is asked for, or a reference to a
-package in an OCI registry."""
+package or an image in an OCI registry."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from sandbox.cache import fingerprint
 from sandbox.speed.typed import Literal
 from sandbox.speed.value import NamedTuple
 
-Registry = Literal["npm", "pypi", "oci"]
+Registry = Literal["npm", "pypi", "oci", "image"]
+
+# What is asked for by a reference: a package of ours, and an image that docker and podman run.
+REFERENCES: tuple[Registry, ...] = ("oci", "image")
 
 LATEST = "latest"
 _MOST_PACKAGES = 32
@@ -33,7 +36,7 @@ class UnusableSpec(ValueError):
 
 class Request(NamedTuple):
     registry: Registry
-    packages: tuple[str, ...]  # specs, as npm and pip take them; the first is the program's; or one oci://…
+    packages: tuple[str, ...]  # specs, as npm and pip take them; the first is the program's; or one reference
     program: str = ""  # a command of these packages; empty: the one that the first package is named for
     python: str = ""  # the version that it asks for: "3.12"; empty: any
 
@@ -52,7 +55,7 @@ class Request(NamedTuple):
     @property
     def unpinned(self) -> tuple[str, ...]:
         """Packages that may be another version tomorrow."""
-        if self.registry == "oci":
+        if self.registry in REFERENCES:
             return tuple(spec for spec in self.packages if "@" not in spec)
         return tuple(
             spec
@@ -64,8 +67,8 @@ class Request(NamedTuple):
     def command(self) -> tuple[str, ...]:
         """A launcher's command line that asks for the same; of a reference, itself."""
         first, *more = self.packages
-        if self.registry == "oci":
-            return (first,)
+        if self.registry in REFERENCES:
+            return (first if self.registry == "oci" else f"docker://{first}",)
         if self.registry == "npm":
             packages = tuple(word for each in self.packages for word in ("--package", each))
             return ("npx", "-y", *packages, self.program) if self.program else ("npx", "-y", first)
@@ -79,7 +82,7 @@ class Request(NamedTuple):
 
 
 def package_name(registry: Registry, spec: str) -> str:
-    if registry == "oci":
+    if registry in REFERENCES:
         path, slash, last = spec.partition("@")[0].rpartition("/")
         return path + slash + last.partition(":")[0]
     found = (_NPM if registry == "npm" else _PYPI).fullmatch(spec)

@@ -1,10 +1,12 @@
 """Store: the packages that `runner install` fetched, each set of versions once. Nothing changes a set: cages
 show it read-only, or in an overlay that takes the changes (sandbox/identity/overlay.py).
 
-    ROOT/requests/KEY.json      a request, and the set and the program that it became
+    ROOT/requests/KEY.json      a request, and the set and the program that it became; signatures of an image
     ROOT/sets/NAME/lock.json    every package of the set with its version and the digest of its archive
     ROOT/sets/NAME/files        the SHA-256 of every file
-    ROOT/sets/NAME/tree/        the files
+    ROOT/sets/NAME/tree/        the files; of an image they are hard links to those of ROOT/files
+    ROOT/sets/NAME/image.json   of an image: how it is started
+    ROOT/files/                 the contents of images (files.py)
     ROOT/lock                   held by the one process that changes the store
     ROOT/fetching               the path of the folder that the holder fetches into
 
@@ -21,9 +23,11 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 
+from runner.install.content import BadContent
+from runner.install.files import prune
 from runner.install.request import Request
 from sandbox import look
 from sandbox.document.diagnostic import printable
@@ -52,10 +56,6 @@ class StoreRefused(Exception):
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
-
-
-class BadContent(Exception):
-    """What was fetched has something that no package may have."""
 
 
 class Locked(NamedTuple):
@@ -91,6 +91,8 @@ class Installed(NamedTuple):
     set_name: str
     program: tuple[str, ...]  # words that start it; those that begin with "tree/" are in the set
     versions: tuple[tuple[str, str], ...]  # of the packages that the request names
+    # Of an image: what its registry had of signatures. Not checked: each launch that needs one does that.
+    signatures: tuple[str, ...] = ()
 
 
 class Store:
@@ -166,7 +168,10 @@ class Store:
             asked = data["request"]
             request = Request(asked["registry"], tuple(asked["packages"]), asked["program"], asked["python"])
             versions = tuple((str(name), str(version)) for name, version in data["versions"])
-            found = Installed(request, str(data["set"]), tuple(map(str, data["program"])), versions)
+            signatures = tuple(map(str, data.get("signatures", ())))
+            found = Installed(
+                request, str(data["set"]), tuple(map(str, data["program"])), versions, signatures
+            )
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None  # missing, or cut short by a full disk: it is installed again
         inside = all(os.path.normpath(word) == word for word in found.program if word.startswith("tree/"))
@@ -190,7 +195,8 @@ class Store:
                 except BlockingIOError:
                     tell("Another installation is under way; waiting for it to end.")
                     fcntl.flock(fd, fcntl.LOCK_EX)
-                self._remove_unfinished()
+                if self._remove_unfinished():
+                    prune(self.root)
                 yield
             finally:
                 os.close(fd)
@@ -206,10 +212,15 @@ class Store:
                 raise StoreRefused(f"{printable(folder)} cannot be made: {error.strerror}") from None
             require_own(folder)
 
-    def _remove_unfinished(self) -> None:
-        for name in os.listdir(os.path.join(self.root, "sets")):
-            if name.startswith(_NEW):
-                remove_tree(os.path.join(self.root, "sets", name))
+    def _remove_unfinished(self) -> bool:
+        """Returns whether there was a set that is not complete."""
+        unfinished = [name for name in os.listdir(os.path.join(self.root, "sets")) if name.startswith(_NEW)]
+        for name in unfinished:
+            remove_tree(os.path.join(self.root, "sets", name))
+        self._remove_fetching()
+        return bool(unfinished)
+
+    def _remove_fetching(self) -> None:
         try:
             with open(os.path.join(self.root, _FETCHING), encoding="utf-8") as file:
                 place = file.read(4096)
@@ -245,26 +256,37 @@ class Store:
         finally:
             remove_tree(new)
 
-    def add(self, installed: Installed, lock: Lock, new: str, *, read_only: bool = False) -> None:
+    def add(
+        self,
+        installed: Installed,
+        lock: Lock,
+        new: str,
+        *,
+        read_only: bool = False,
+        listing: Iterable[tuple[str, str]] | None = None,
+    ) -> None:
         """Take the set that was made in `new` into the store. `read_only`: its folders, also for their owner;
-        a set that is shown in an overlay cannot be. Raises OSError."""
+        a set that is shown in an overlay cannot be. `listing`: its files with their digests, if they are
+        known. Raises OSError."""
         if not self.has(lock.name):
             tree = os.path.join(new, _TREE)
             _write(os.path.join(new, "lock.json"), lock.text)
-            lines = "".join(f"{digest}  {path}\n" for path, digest in _listing(tree))
+            lines = "".join(f"{digest}  {path}\n" for path, digest in listing or _listing(tree))
             _write(os.path.join(new, "files"), lines.encode())
             if read_only:
                 _make_read_only(tree)
             os.sync()  # a set that has its name is complete, also after a power cut
             os.rename(new, os.path.join(self.root, "sets", lock.name))
-        self._record(installed)
+        self.record(installed)
 
-    def _record(self, installed: Installed) -> None:
+    def record(self, installed: Installed) -> None:
+        """Raises OSError."""
         data = {
             "request": installed.request._asdict(),
             "set": installed.set_name,
             "program": installed.program,
             "versions": installed.versions,
+            "signatures": installed.signatures,
         }
         path = os.path.join(self.root, "requests", f"{installed.request.key}.json")
         _write(path + ".new", json.dumps(data, indent=1).encode())
@@ -280,7 +302,8 @@ class Store:
         return True
 
     def remove_unused(self) -> None:
-        """Remove sets that no request has, apart from those that a running server has."""
+        """Remove sets that no request has, apart from those that a running server has, and the files that
+        only they had."""
         used = {each.set_name for each in self.all()}
         folder = os.path.join(self.root, "sets")
         unused = [name for name in os.listdir(folder) if name not in used]
@@ -290,6 +313,7 @@ class Store:
                 gone = os.path.join(folder, f"{_NEW}gone-{os.getpid()}")
                 os.rename(os.path.join(folder, name), gone)  # at once: a launch sees all of it or nothing
                 remove_tree(gone)
+        prune(self.root)
 
 
 def _shown_sets() -> set[str]:
@@ -425,11 +449,15 @@ def _listing(tree: str) -> Iterator[tuple[str, str]]:
         for name in sorted((*files, *(each for each in names if os.path.islink(os.path.join(folder, each))))):
             path = os.path.join(folder, name)
             if os.path.islink(path):
-                digest = "link:" + hashlib.sha256(os.fsencode(os.readlink(path))).hexdigest()
+                digest = link_digest(os.readlink(path))
             else:
                 with open(path, "rb") as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
             yield os.path.relpath(path, tree), digest
+
+
+def link_digest(target: str) -> str:
+    return "link:" + hashlib.sha256(os.fsencode(target)).hexdigest()
 
 
 def _fail(error: OSError) -> None:

@@ -70,7 +70,7 @@ def _acquire(planned: Planned, environ: Mapping[str, str], sources: Sources, sta
     _require_same_state(owner, opened.plan)
     staged = None
     if opened.plan.overlays:
-        if opened.plan.overlays != opened.plan.staged:
+        if any(each.is_kept for each in opened.plan.overlays):
             opened = _open_overlays(opened, owner, planned, owners, stack)
         if opened.plan.staged:
             opened, staged = _open_staged(opened, owner, planned, environ, stack)
@@ -88,7 +88,9 @@ def _acquire(planned: Planned, environ: Mapping[str, str], sources: Sources, sta
     own_count = cgroup is not None and cgroup.counts_memory
     identity = owners.identity() if owners is not None else ""
     completed = planned._replace(
-        plan=opened.plan, layers=with_owner(planned.layers, owner.uid, identity), limits=limits
+        plan=opened.plan,
+        layers=with_owner(planned.layers, owner.uid, identity, opened.plan.inside[0]),
+        limits=limits,
     )
     oom_around = None if own_count else OuterOomCounter(held.own_groups)
     return Acquired(completed, opened, owner, cgroup, oom_around, disk, search, staged)
@@ -194,7 +196,7 @@ def _open_state(planned: Planned, held: HeldSources, owners: Decision | None, st
         if owners is planned.plan.owners:
             return held.opened
         return held.opened._replace(plan=held.opened.plan._replace(owners=owners))
-    if held.denylist is None:
+    if held.is_known or held.denylist is None:
         return stack.enter_context(with_known_state(held.opened))
     from sandbox.plan.sources import open_state, with_state
 
@@ -217,19 +219,18 @@ def _open_overlays(
     assert planned.provision.state_dir is not None
     held = {}
     try:
-        for dest, folder, staged_for in opened.plan.overlays:
-            if staged_for is not None:
-                continue
-            name = os.path.basename(folder)
-            opening = open_overlay(planned.provision.state_dir, name, owner.uid, owner.gid)
-            held[dest] = stack.enter_context(opening)
+        for each in opened.plan.overlays:
+            if each.is_kept:
+                name = os.path.basename(each.changes)
+                opening = open_overlay(planned.provision.state_dir, name, owner.uid, owner.gid)
+                held[each.dest] = stack.enter_context(opening)
     except (OverlayRefused, HostSideRefused, LinkRefused, TooManyLinks) as refused:
         return opened._replace(plan=opened.plan.without_overlays(str(refused)))
     except OSError as error:
         why = f"what it would change cannot be kept: {error.strerror}"
         return opened._replace(plan=opened.plan.without_overlays(why))
     notes = []
-    for dest, folder, _ in opened.plan.overlays:
+    for dest, folder, _, _ in opened.plan.overlays:
         if dest in held and (others := held[dest].others):
             places = ", ".join(os.path.join(os.path.dirname(folder), each) for each in others)
             message = (

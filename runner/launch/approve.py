@@ -10,7 +10,7 @@ from runner.launch.command import command_approval, environ_of_places
 from runner.launch.stages import Invocation, Loaded
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import cut
-from sandbox.policy.approval import join_approvals, limit_approval
+from sandbox.policy.approval import join_approvals, limit_approval, requested_approval
 from sandbox.policy.load import binding_policy
 from sandbox.policy.policy import Policy, is_loopback
 from sandbox.spec import (
@@ -117,8 +117,17 @@ def approval_of(
         record = find_approval(key, places, code)
         other = find_inapplicable(key, places) if record is None else None
     said = Approval() if record is None else record.whole
+    if (image := loaded.invocation.overrides.image) is not None:
+        said = join_approvals(said, Approval(images=(image.reference,)))
     if loaded.invocation.command is not None:
         said = join_approvals(said, command_approval(loaded.invocation.command))
+        if plugin.spec.image is not None and plugin.spec.image.starts_own:  # the command line's program
+            asked = requested_approval(plugin.spec)
+            # The volumes of docker run, if the person typed it. Those of an entry came with a configuration.
+            own = Approval(images=asked.images)
+            if loaded.invocation.command.host_environ is None:
+                own = own._replace(read=asked.read, write=asked.write)
+            said = join_approvals(said, own)
     if said.is_empty:
         return Approved(said, record, said, (policy,), key, other)
     counted, bounds = said, (policy, *filter(None, [binding_policy(policy)]))
@@ -160,7 +169,10 @@ def _with_remedy(
     wanted = _approval_for(denial, loaded.plugin)
     if wanted is None:
         return denial
-    is_command = loaded.invocation.command is not None
+    command = loaded.invocation.command
+    # What only its entry asks for, a person can allow.
+    of_entry = denial.rule == "image_ceiling" and command is not None and command.host_environ is not None
+    is_command = command is not None and not of_entry and not _is_volume(denial, loaded.plugin)
     bound = next((each for each in bounds if limit_approval(wanted, each.approvals) != wanted), None)
     if bound is not None:
         if is_command or _covers(approved.said, wanted):
@@ -184,6 +196,11 @@ def _with_remedy(
         reason=f"{denial.reason}, and your approval of {_day(approved.record)} does not cover it",
         hint=f"to see what is new: {allow_command(loaded, '--diff')}; or {denial.hint}",
     )
+
+
+def _is_volume(denial: Denial, plugin: Plugin) -> bool:
+    """Whether it is a folder that the words of an entry mount into its image."""
+    return plugin.spec.image is not None and denial.asked in dict(plugin.spec.image.places)
 
 
 def _lacks_hosts(denial: Denial, plugin: Plugin, bounds: tuple[Policy, ...]) -> bool:
@@ -225,6 +242,8 @@ def _approval_for(denial: Denial, plugin: Plugin) -> Approval | None:
             return Approval(ssh=(word,))
         case "env_steering":
             return Approval(steering=(asked,))
+        case "image_ceiling":
+            return Approval(images=(asked,))
         case "seccomp_ceiling":
             profiles = {profile: profile for profile in SECCOMP_ORDER}
             return Approval(seccomp=profiles[word]) if word in profiles else None
@@ -286,7 +305,13 @@ def allow_command(loaded: Loaded, *options: str) -> str:
 
     invocation, plugin = loaded.invocation, loaded.plugin
     words = ["runner", "allow", *options]
-    command = invocation.command
+    command, image = invocation.command, invocation.overrides.image
+    if image is None and command is not None and not command.file:
+        image = command.spec.image
+    if image is not None:
+        words += ["--image", image.reference]
+    if command is not None and not command.file and image is not None:
+        return " ".join(map(quote, (*words, "--name", command.name, "--", *command.argv[1:])))
     if command is not None and not command.file:
         return " ".join(map(quote, (*words, "--name", command.name, "--", *command.argv)))
     if command is not None:

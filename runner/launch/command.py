@@ -58,9 +58,9 @@ def environ_of_places(plugin: Plugin, environ: Mapping[str, str]) -> Mapping[str
 
 
 def command_approval(command: Command) -> Approval:
-    """The approval that a command line implies. Not for variables of the host, if the command line came from
-    a configuration: a person has to approve those."""
+    """The approval that a command line implies. Not for variables of the host, and the image of `x-sandbox`,
+    if the command line came from a configuration: a person has to approve those."""
     from sandbox.policy.approval import requested_approval
 
     asked = requested_approval(command.spec)
-    return asked if command.host_environ is None else asked._replace(env=(), hide=(), ssh=())
+    return asked if command.host_environ is None else asked._replace(env=(), hide=(), ssh=(), images=())

@@ -16,14 +16,16 @@ from sandbox import CODE_ROOT, cache, look
 from sandbox.identity.host_side import host_sides
 from sandbox.identity.state import IMPORTED, UNPACKED, state_root, users_state
 from sandbox.paths.denied_paths import lexical_fault, normal
+from sandbox.paths.denied_places import DeniedPlaces
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.executable import follow
 from sandbox.paths.mounts import Mounts, contains
 from sandbox.policy.policy import Policy
 from sandbox.speed.late_site import complete_search_path
-from sandbox.speed.typed import Mapping, Sequence
+from sandbox.speed.typed import Iterator, Mapping, Sequence
 
 # In every home, whatever XDG_STATE_HOME says.
+_SITE_FOLDERS = ("site-packages", "dist-packages")  # of which `site` reads the .pth files
 _USERS_STATE = ".local/state/runner"
 
 
@@ -31,20 +33,25 @@ def make_denylist(
     decided: Decided, bwrap: str, mounts: Mounts, environ: Mapping[str, str], *, writes: bool = False
 ) -> Denylist:
     """`writes`: the plugin may be given more to write than was decided."""
+    return Denylist(mounts, **denied_places(decided, bwrap, environ, writes=writes)._asdict())
+
+
+def denied_places(
+    decided: Decided, bwrap: str, environ: Mapping[str, str], *, writes: bool = False
+) -> DeniedPlaces:
     state_dir = decided.state_dir
     chosen = state_dir is not None and decided.loaded.invocation.state_dir is not None
     hosts = writes or chosen or writes_outside(decided)
     if hosts:
-        complete_search_path()  # .pth files add to our own code: see _own_code
+        _complete_search_path()  # .pth files add to our own code: see _own_code
     # The runner's own environment and, for a wrapped entry, the environment of its host.
     environs = (environ, environ_of_host(decided.loaded.invocation.command, environ))
     stores = tuple(dict.fromkeys(look.realpath(store_root(each)) for each in environs))
     places = all_host_places()
-    return Denylist(
-        mounts,
-        homes=decided.homes,
+    return DeniedPlaces(
+        homes=tuple(decided.homes),
         tokens=tuple(place for each in environs for place in _in_homes(decided, places.tokens, each)),
-        policy=decided.policy.deny,
+        policy=tuple(decided.policy.deny),
         runner=tuple(dict.fromkeys(p for each in environs for p in _own_places(each, decided.homes))),
         states=(
             *(look.realpath(state_root(each)) for each in environs),
@@ -57,9 +64,9 @@ def make_denylist(
             *(place for each in environs if hosts for place in _host_places(decided, places, each)),
         ),
         storage=() if state_dir is None else (host_sides(state_dir),),
-        copy=decided.copy or _unpacked(decided.loaded.plugin.root, environ) or _own_set(decided, stores),
+        copies=_copies(decided, stores, environ),
         runtime_dir=environs[1].get("XDG_RUNTIME_DIR"),
-        guarded=places.project if hosts else (),
+        guarded=tuple(places.project) if hosts else (),
     )
 
 
@@ -86,18 +93,38 @@ def _unpacked(root: str | None, environ: Mapping[str, str]) -> str:
     return ""
 
 
-def _own_set(decided: Decided, stores: Sequence[str]) -> str:
-    """The stored packages that the plugin starts from. Root's are among the runner's own folders."""
+def _copies(decided: Decided, stores: Sequence[str], environ: Mapping[str, str]) -> tuple[str, ...]:
+    own = decided.copy or _unpacked(decided.loaded.plugin.root, environ)
+    return (*((own,) if own else ()), *_own_sets(decided, stores))
+
+
+def _own_sets(decided: Decided, stores: Sequence[str]) -> Iterator[str]:
+    """The stored packages and the image that the plugin starts from. Root's are among the runner's own
+    folders."""
     plugin = decided.loaded.plugin
     folder = plugin.root or os.path.dirname(plugin.manifest)
     words = [folder]  # it is in the store if it came from an OCI registry
+    if plugin.spec.image is not None:
+        words.append(plugin.spec.image.tree)
     if (entrypoint := plugin.entrypoint) is not None and entrypoint.launcher:
         words += [entrypoint.command, *entrypoint.args[: entrypoint.stored_args]]
     for store in stores:
         for word in words:
             if word.startswith(store + "/sets/"):
-                return "/".join((store, "sets", word.removeprefix(store + "/sets/").partition("/")[0]))
-    return ""
+                yield "/".join((store, "sets", word.removeprefix(store + "/sets/").partition("/")[0]))
+
+
+def _complete_search_path() -> None:
+    complete_search_path()
+    if not sys.flags.no_site:
+        return  # what `site` has read then is in sys.path, and so in the name of a stored plan
+    # Also if something else was the first to need it.
+    look.note(os.path.join(sys.prefix, "pyvenv.cfg"))
+    for place in sys.path:
+        if os.path.basename(place) in _SITE_FOLDERS and look.isdir(place):
+            for name in look.listdir(place):
+                if name.endswith(".pth"):
+                    look.note(os.path.join(place, name))
 
 
 def _own_code(bwrap: str) -> tuple[str, ...]:

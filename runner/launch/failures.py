@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 
 from runner.launch.stages import Stage, decided_of, loaded_of
 from runner.outcome import (
@@ -17,6 +16,7 @@ from runner.outcome import (
     Outcome,
     Phase,
 )
+from sandbox import surroundings
 from sandbox.document.diagnostic import Diagnostic, DocumentError
 from sandbox.plan.layers import LayerUnavailable
 from sandbox.plan.plan import PlanRefused
@@ -219,7 +219,7 @@ def diagnose(outcome: Outcome, stage: Stage | None) -> Outcome:
 
     policy = decided.policy
     preferred = [name for name, mode in policy.layers if mode == "prefer"]
-    found = obstacles(os.environ, uid_range=policy.uids, preferred=preferred)
+    found = obstacles(surroundings.variables(), uid_range=policy.uids, preferred=preferred)
     planned = outcome.cause in _SEEN_WHEN_PLANNED
     others = [each for each in found if each.layer != outcome.cause]
     # Each once: containers have one remedy for most of them. The doctor writes it on several lines.

@@ -7,9 +7,8 @@ import os
 from runner.outcome import EXEC_REFUSED, Failure, Outcome
 from sandbox.broker.placeholder import make_placeholder
 from sandbox.cell.contents import Contents
-from sandbox.network.credentials import BrokerPlan, Credential
-from sandbox.policy.credentials import written_values
-from sandbox.spec import LITERAL
+from sandbox.network.credentials import BrokerPlan, Credential, written_values
+from sandbox.spec import LITERAL, SLOT
 from sandbox.speed.typed import TYPE_CHECKING, Mapping
 
 if TYPE_CHECKING:
@@ -39,7 +38,11 @@ def with_hidden(
         _require_roots(path)
     values = {}
     for credential in broker.credentials:
-        value = _find(credential, given, literals or {}, given if environ is None else environ)
+        if credential.source == SLOT:
+            # A copy: where the file's own is overwritten, the broker still needs it.
+            value = bytes(bytearray((contents or Contents()).secrets.get(credential.name, b"")))
+        else:
+            value = _find(credential, given, literals or {}, given if environ is None else environ)
         if fault := _fault(value):
             raise _refused(
                 credential, f"its value {fault}", "hide only what travels in requests, as tokens do"
@@ -50,7 +53,7 @@ def with_hidden(
             raise _refused(credential, f"its value {error}", "nobody may guess the placeholder") from None
         values[credential.name] = value
         # Others that the variable has somewhere, and that may be filled in elsewhere: never sent, and hidden.
-        for place in (given, literals or {}):
+        for place in () if credential.source == SLOT else (given, literals or {}):
             other = os.fsencode(place.get(credential.name, ""))
             if other != value and not _fault(other):
                 values[f"{credential.name} {len(values)}"] = other
@@ -99,6 +102,11 @@ def _answer(credential: Credential, argv: tuple[str, ...], environ: Mapping[str,
     """What the policy's command prints. It runs outside, as the caller."""
     import subprocess
 
+    if credential.keep:
+        from runner.launch.kept_answers import find_kept, keep
+
+        if kept := find_kept(argv, environ):
+            return kept
     try:
         done = subprocess.run(
             argv,
@@ -118,7 +126,10 @@ def _answer(credential: Credential, argv: tuple[str, ...], environ: Mapping[str,
     if done.returncode:
         why = f"{argv[0]} ended with status {done.returncode}"
         raise _refused(credential, why, "run it yourself to see what it says")
-    return done.stdout[: _MOST_BYTES + 2].removesuffix(b"\n").removesuffix(b"\r")
+    answer = done.stdout[: _MOST_BYTES + 2].removesuffix(b"\n").removesuffix(b"\r")
+    if credential.keep and not _fault(answer):
+        keep(argv, environ, answer, credential.keep)
+    return answer
 
 
 def _fault(value: bytes) -> str:

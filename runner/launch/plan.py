@@ -7,15 +7,16 @@ import os
 from runner.contracts.registry import find_contract
 from runner.launch.approve import allow_command
 from runner.launch.command import Command
-from runner.launch.denylist import make_denylist, writes_outside
+from runner.launch.denylist import denied_places, writes_outside
 from runner.launch.failures import as_failure
 from runner.launch.own_folders import Placeholders, managed_state_dir
-from runner.launch.sources import Sources
-from runner.launch.stages import Decided, Planned, Provision, Stopwatch
+from runner.launch.sources import Sources, writes_files
+from runner.launch.stages import Decided, JudgedWrites, Planned, Provision, Stopwatch
 from runner.outcome import EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome
 from sandbox import look
 from sandbox.limits.assign import assign
 from sandbox.limits.cgroup_survey import Survey, survey
+from sandbox.paths.denylist import Denylist
 from sandbox.paths.mounts import contains, read_mounts
 from sandbox.plan.available_layers import available_layers
 from sandbox.plan.compile import open_plan
@@ -31,7 +32,8 @@ def plan(decided: Decided, environ: Mapping[str, str], watch: Stopwatch, sources
     """Make the plan. The sources stay open in `sources`. Raises Failure."""
     policy, granted = decided.policy, decided.grant
     with as_failure(decided):
-        if granted.unsandboxed and (granted.scratch or granted.memory_files):
+        needs_cage = granted.scratch or granted.memory_files or decided.loaded.plugin.spec.image
+        if granted.unsandboxed and needs_cage:
             raise _no_cage()
         bwrap = "" if granted.unsandboxed else find_bwrap(environ).path
         layers = available_layers(granted, policy, bwrap, can_join_keyring=can_join_keyring())
@@ -39,7 +41,8 @@ def plan(decided: Decided, environ: Mapping[str, str], watch: Stopwatch, sources
         found = survey(mounts, move_host=policy.move_host)
         decided = decided._replace(limits=assign(granted, policy, found))
     with as_failure(decided):
-        denylist = make_denylist(decided, bwrap, mounts, environ)
+        denied = denied_places(decided, bwrap, environ)
+        denylist = Denylist(mounts, **denied._asdict())
         request = _request(decided, layers, environ)
         opening = open_plan(request, granted, policy, layers, denylist, environ)
         compiled = sources.hold(opening, decided.limits, found, denylist).opened.plan
@@ -48,12 +51,22 @@ def plan(decided: Decided, environ: Mapping[str, str], watch: Stopwatch, sources
 
             require_checked(decided, compiled)
         provision = _provision(decided, compiled, found, environ)
+        if writes_files(compiled):
+            judged = JudgedWrites(denied, policy.scan_limit)
+            provision = provision._replace(judged=judged)
     identity = compiled.owners.identity() if compiled.owners is not None else ""
     return Planned(
         decided,
         compiled,
         bwrap,
-        list_layers(layers, granted, policy, identity),
+        list_layers(
+            layers,
+            granted,
+            policy,
+            identity,
+            compiled.inside[0],
+            layered=any(each.memory for each in compiled.overlays),
+        ),
         decided.limits,
         os.geteuid(),
         provision,
@@ -93,7 +106,7 @@ def _no_cage() -> Failure:
 def _request(decided: Decided, layers: Layers, environ: Mapping[str, str]) -> PlanRequest:
     plugin, entrypoint = decided.loaded.plugin, decided.loaded.plugin.entrypoint
     assert entrypoint is not None  # `load` has refused it
-    if not look.isdir(entrypoint.directory):
+    if not look.isdir(entrypoint.directory):  # also of an image: its working directory is another
         outcome = Outcome(
             "launch_failed",
             "plan",
@@ -128,6 +141,7 @@ def _request(decided: Decided, layers: Layers, environ: Mapping[str, str]) -> Pl
         approved_program=decided.approved_program,
         state_link=plugin.spec.state_link,
         overlaid=plugin.spec.overlaid,
+        image=plugin.spec.image,
     )
 
 

@@ -12,7 +12,7 @@ from runner.manifest.load import ManifestRead, contract_at
 from runner.manifest.load import load as load_manifest
 from runner.outcome import EXEC_NOT_FOUND, EXEC_REFUSED, Failure, Outcome
 from runner.plugin import Entrypoint, Plugin, Template
-from sandbox import look
+from sandbox import look, surroundings
 from sandbox.cache import fingerprint
 from sandbox.document.diagnostic import quoted
 from sandbox.spec import STATE_DIR_TOKEN, PathRequest
@@ -36,7 +36,12 @@ def load(invocation: Invocation, watch: Stopwatch) -> Loaded:
         hint = contract.no_command_hint
         outcome = Outcome("launch_failed", "manifest", message, "no_entrypoint", hint)
         raise Failure(outcome, EXEC_NOT_FOUND, loaded)
-    if (fault := contract.launch_fault(plugin)) is not None:
+    fault = contract.launch_fault(plugin)
+    if fault is None and plugin.spec.image is not None:
+        from runner.install.images import image_fault
+
+        fault = image_fault(plugin, look.environment(surroundings.variables()))
+    if fault is not None:
         outcome = Outcome("launch_failed", "manifest", fault.message, fault.cause, fault.hint)
         raise Failure(outcome, EXEC_REFUSED, loaded)
     return loaded._replace(timings=watch.lap("manifest"))
@@ -69,10 +74,19 @@ def read_invocation(
             config=invocation.config,
             text=invocation.text if text is None else text,
         )
-    hosts = None if read.plugin is None else find_contract(read.plugin.contract).configurations
-    if read.plugin is None or hosts is None:
+    plugin = read.plugin
+    if plugin is None:
         return read
-    return read._replace(plugin=hosts.installed(read.plugin, look.environment(os.environ)))
+    environ = look.environment(surroundings.variables())
+    if invocation.overrides.image is not None:
+        plugin = plugin._replace(spec=plugin.spec._replace(image=invocation.overrides.image))
+    if (hosts := find_contract(plugin.contract).configurations) is not None:
+        plugin = hosts.installed(plugin, environ)
+    if plugin.spec.image is not None and not plugin.spec.image.tree:
+        from runner.install.images import with_image
+
+        plugin = with_image(plugin, environ)
+    return read._replace(plugin=plugin)
 
 
 def contract_of(invocation: Invocation) -> str | None:
@@ -118,7 +132,9 @@ def plugin_of(command: Command, contract: str) -> Plugin:
         spec = spec._replace(paths=(*spec.paths, PathRequest(STATE_DIR_TOKEN, "write")))
     name = command.name or os.path.basename(program)
     # A command that names files of its folder is another command in another folder, such as a cloned project.
-    tied = command.named_directory or starts_below(command.argv, command.directory)
+    # Of one without a name only a reserved uid depends on it, and no plan with such a uid is stored.
+    with look.looked_at_again("" if command.name else "the files that a command names"):
+        tied = command.named_directory or starts_below(command.argv, command.directory)
     folder = command.directory if tied else ""
     mark = mark_of_words(command.argv, spec.env, command.scope, folder)
     former: tuple[str, ...] = ()
@@ -132,7 +148,8 @@ def plugin_of(command: Command, contract: str) -> Plugin:
         contract=contract,
         name=name,
         description="",
-        manifest=command.file or _place_of(program, command.directory),
+        manifest=command.file
+        or (_place_of(program, command.directory) if spec.image is None else f"/{program}"),
         root=None,
         entrypoint=Entrypoint(program, command.argv[1:], command.directory, search_path=command.search_path),
         spec=spec,
@@ -158,7 +175,7 @@ def _on_path(name: str) -> str | None:
     as executable by its mode bits alone, as in the launch itself."""
     from sandbox.paths.executable import is_executable
 
-    search_path = look.environment(os.environ).get("PATH")
+    search_path = look.environment(surroundings.variables()).get("PATH")
     if search_path is None:
         search_path = os.confstr("CS_PATH")
     folders = search_path.split(":") if search_path else ()

@@ -20,7 +20,7 @@ def rehearse(invocation: Invocation, environ: Mapping[str, str]) -> Planned:
         if decided.policy.packages.signature == "required":
             from runner.launch.signed import rehearse_check
 
-            decided = rehearse_check(decided)
+            decided = rehearse_check(decided, environ)
         planned = plan(decided, environ, watch, sources)
         disk, held = planned.plan.limits.disk, sources.held
         if disk is not None and held is not None and not planned.grant.unsandboxed:

@@ -5,8 +5,6 @@ Every function here makes its part from the last stage that the launch reached (
 
 from __future__ import annotations
 
-import os
-
 from runner import __version__
 from runner.launch.command import environ_of_host
 from runner.launch.stages import (
@@ -25,6 +23,7 @@ from runner.launch.stdio import NAMES
 from runner.launch.verdict import TIMEOUT, limits_hit
 from runner.manifest.load import position
 from runner.outcome import SCHEMA, Advice, Outcome, has_failed, outcome_document
+from sandbox import surroundings
 from sandbox.document.diagnostic import Diagnostic, printable
 from sandbox.plan.layers import Layer
 from sandbox.plan.mentions import NOTES_SHOWN
@@ -122,7 +121,7 @@ def make_scene(stage: Stage | None) -> Scene | None:
     from runner.launch.advice.scene import scene_of
     from runner.launch.network_report import refused_hosts
 
-    environ = environ_of_host(started.planned.invocation.command, os.environ)
+    environ = environ_of_host(started.planned.invocation.command, surroundings.variables())
     return scene_of(started.planned, environ, refused_hosts(started))
 
 
@@ -136,8 +135,8 @@ def notes(stage: Stage | None) -> tuple[Note, ...]:
         return (Note("unsandboxed", UNSANDBOXED), *_limit_notes(planned.limits))
     # A refused path does not stop the launch only if it does not exist.
     absent = [denial.asked for denial in planned.grant.denials if _is_absent(denial)]
-    signed = planned.decided.signed
-    warned = (Note("signature", signed.warning),) if signed is not None and signed.warning else ()
+    both = dict.fromkeys((planned.decided.signed, planned.decided.signed_image))
+    warned = tuple(Note("signature", each.warning) for each in both if each is not None and each.warning)
     found = (
         *planned.decided.notes,
         *planned.plan.notes,
@@ -292,10 +291,12 @@ def describe_layers(stage: Stage | None) -> Iterator[Layer]:
         if layer.name == "seccomp" and not layer.degraded and planned is not None:
             layer = layer._replace(detail=seccomp_filter.digest(planned.plan.layers.seccomp_filter))
         yield layer
-    signed = None if planned is None else planned.decided.signed
-    if signed is not None:
-        detail = f"by {signed.key_id} at {signed.signed_at}, {signed.digest}"
-        yield Layer("signature", "valid", "valid", detail)
+    if planned is None:
+        return
+    signed, image = planned.decided.signed, planned.decided.signed_image
+    for name, each in (("signature", None if signed is image else signed), ("image_signature", image)):
+        if each is not None:
+            yield Layer(name, "valid", "valid", f"by {each.key_id} at {each.signed_at}, {each.digest}")
 
 
 def _diagnostics(stage: Stage | None, outcome: Outcome) -> tuple[Diagnostic, ...]:

@@ -67,7 +67,8 @@ def run_steps(
         try:
             with ExitStack() as noting:
                 if writer is not None or releases is not None:
-                    asked = noting.enter_context(look.recording())
+                    known = None if writer is None else writer.asked
+                    asked = noting.enter_context(look.recording(known))
                 noted = look.environment(environ)
                 stage = loaded = load(invocation, watch)
                 stage = decided = decide(loaded, noted, watch)
@@ -79,7 +80,7 @@ def run_steps(
                 stack.enter_context(sources)
                 stage = planned = plan(decided, noted, watch, sources)
             if writer is not None:
-                writer.planned, writer.asked = planned, asked
+                writer.planned = planned
             if see_planned is not None:
                 see_planned(planned, sources, asked)
         except CalledOff as called:

@@ -13,13 +13,14 @@ from contextlib import ExitStack, contextmanager
 from runner.launch.failures import as_failure
 from runner.launch.orders import unwinding_signals
 from runner.launch.read import read_invocation
+from runner.launch.signed_image import RULE, check_image, require_alone
 from runner.launch.stages import Decided
 from runner.launch.verdict import TIMEOUT
 from runner.outcome import EXEC_DEADLINE, EXEC_REFUSED, Failure, Outcome
 from runner.package.fault import PackageFault
 from runner.package.keys import load_trusted
 from runner.package.listing import FileList, list_package
-from runner.package.program import CodePlaces, require_own_program
+from runner.package.program import CodePlaces, require_image_program, require_own_program
 from runner.package.signature import read_signature, verify
 from runner.package.snapshot import PackageCopy, take_snapshot
 from runner.plugin import Plugin
@@ -31,7 +32,6 @@ from sandbox.plan.plan import Bind, LaunchPlan
 from sandbox.policy.policy import RUNTIME_PATHS
 from sandbox.speed.typed import Callable, Iterator, Mapping
 
-RULE = "signature"
 _HINT = 'or set signature = "optional" under [packages] in a policy of your own'
 
 
@@ -76,9 +76,12 @@ def _replace_text(outcome: Outcome, text: str, new: str) -> Outcome:
     )
 
 
-def rehearse_check(decided: Decided) -> Decided:
+def rehearse_check(decided: Decided, environ: Mapping[str, str]) -> Decided:
     """Check the package without a copy, for a rehearsal. Raises Failure, as `check_package` does."""
     with _refusing(decided):
+        decided = _check_image(decided, environ)
+        if decided.signed is not None:
+            return decided
         root = _require_coverable(decided)
         trust, plugin = decided.policy.packages.trust, decided.loaded.plugin
         raw = read_signature(root)
@@ -106,6 +109,9 @@ def _refusal(decided: Decided, reason: str, hint: str) -> Outcome:
 def _check(
     decided: Decided, environ: Mapping[str, str], stack: ExitStack, look: Callable[[], None]
 ) -> Decided:
+    decided = _check_image(decided, environ)
+    if decided.signed is not None:
+        return decided
     root = _require_coverable(decided)
     trust, plugin = decided.policy.packages.trust, decided.loaded.plugin
     trusted = load_trusted(trust)
@@ -129,10 +135,26 @@ def _check(
     )
 
 
+def _check_image(decided: Decided, environ: Mapping[str, str]) -> Decided:
+    """The decision with the signature of its image. If there is no package, what the image itself starts is
+    all that is signed. Raises PackageFault and DocumentError."""
+    plugin, image = decided.loaded.plugin, decided.loaded.plugin.spec.image
+    is_alone = plugin.root is None
+    if image is None or (is_alone and not image.starts_own):
+        return decided
+    if is_alone:
+        require_alone(decided, image, environ)
+    found = check_image(decided, image)
+    return decided._replace(signed_image=found, signed=found if is_alone else None)
+
+
 def _require_coverable(decided: Decided) -> str:
     """The plugin's own folder. Raises PackageFault if the signature cannot cover all its code."""
     plugin = decided.loaded.plugin
     root, entrypoint = plugin.root, plugin.entrypoint
+    if root is None and plugin.spec.image is not None:
+        message = f"its program is in the image {plugin.spec.image.reference}, and it has no folder to sign"
+        raise PackageFault(RULE, message, "choose another policy for it")
     if root is None:
         message = "the plugin has no folder of its own that could be signed: its manifest is a configuration"
         raise PackageFault(RULE, message, "choose another policy for it")
@@ -146,7 +168,7 @@ def _require_coverable(decided: Decided) -> str:
     command = os.path.normpath(os.path.join(entrypoint.directory, entrypoint.command))
     outside = "" if contains(root, entrypoint.directory) else entrypoint.directory
     if "/" in entrypoint.command and not any(contains(place, command) for place in (root, *RUNTIME_PATHS)):
-        outside = command
+        outside = command if plugin.spec.image is None else ""  # `require_checked` knows what is the image's
     if outside:
         message = f"it starts {outside}, which is neither in the plugin's folder {root} nor of the system"
         raise PackageFault(RULE, message, "put the program into the package and sign it again")
@@ -192,7 +214,12 @@ def require_checked(decided: Decided, plan: LaunchPlan) -> None:
     """Check the finished plan: the copy is mounted, and everything that is started comes from it or from the
     system. In a rehearsal the folder takes the place of the copy. Raises Failure."""
     plugin = decided.loaded.plugin
-    assert plugin.root is not None  # `_require_coverable` has refused it
+    if plugin.root is None:  # there is an image alone
+        assert plugin.spec.image is not None
+        tree = plugin.spec.image.tree
+        with _refusing(decided):
+            require_image_program(plan, CodePlaces(tree, tree, tree, plan.directory), tree)
+        return
     if decided.copy:
         require_copy_mounted(decided, plan)
     places = CodePlaces(
@@ -201,7 +228,11 @@ def require_checked(decided: Decided, plan: LaunchPlan) -> None:
         decided.original or plugin.root,
         plan.directory,
     )
+    image = plugin.spec.image
     with _refusing(decided):
+        if image is not None:
+            require_image_program(plan, places, image.tree)
+            return
         # The path of the original folder may contain links. The copy is mounted without them.
         require_own_program(plan, places, links=bool(decided.copy))
 

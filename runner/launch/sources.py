@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from sandbox.plan.plan import Bind, OpenPlan
+from sandbox.plan.plan import Bind, OpenPlan, PlanOutdated
 from sandbox.speed.scopes import ExitStack, contextmanager
 from sandbox.speed.typed import TYPE_CHECKING, Mapping
 from sandbox.speed.value import NamedTuple
@@ -32,7 +32,8 @@ class HeldSources(NamedTuple):
     sites: tuple[Site, ...]  # where cgroups of dead runners may be
     own_groups: tuple[Hierarchy, ...]  # of this process
     survey: Callable[[], Survey]  # of cgroups: made only if one of them fails
-    denylist: Callable[[], Denylist] | None  # for what is opened later; None: a stored plan has judged it
+    denylist: Callable[[], Denylist] | None  # None: a stored plan has judged all of it
+    is_known: bool = False  # it is a stored plan, whose facts hold
 
 
 class Sources:
@@ -89,17 +90,32 @@ class Sources:
         return self.hold(opening, assign(planned.grant, planned.policy, found), found, denylist)
 
     def hold_known(self, planned: Planned) -> None:
-        """Open the sources of a stored plan whose facts have not changed. Raises PlanOutdated."""
-        provision = planned.provision
+        """Open the sources of a stored plan whose facts have not changed. What the plugin may write is judged
+        again: its content is no fact. Raises PlanOutdated, and what refuses a source."""
+        provision, denylist = planned.provision, None
         opened = self._stack.enter_context(_reopen(OpenPlan(planned.plan, {}), state=False))
+        if (judged := provision.judged) is not None:
+            from sandbox.paths.denied_places import LaterDenylist
+            from sandbox.paths.mounts import read_mounts
+            from sandbox.plan.sources import judge_written
+
+            denylist = LaterDenylist(read_mounts(), judged.denied)
+            judge_written(opened, denylist, scan_limit=judged.scan_limit)
         self._held = HeldSources(
             opened,
             planned.limits,
             provision.sites,
             provision.own_groups,
             survey_again(planned),
-            denylist=None,
+            denylist=None if denylist is None else lambda: denylist,
+            is_known=True,
         )
+
+
+def writes_files(plan: LaunchPlan) -> bool:
+    """Whether the plugin may write a file or folder of the host that is not its own state."""
+    own = {shown.path for shown in plan.shown if shown.origin == "state"}
+    return any(isinstance(op, Bind) and op.writable and op.dest not in own for op in plan.operations)
 
 
 def survey_again(planned: Planned) -> Callable[[], Survey]:
@@ -115,10 +131,6 @@ def survey_again(planned: Planned) -> Callable[[], Survey]:
 # --- the sources of a stored plan ---------------------------------------------------------------------------
 # The facts of the plan have been checked (sandbox/facts.py), so what is at each path now is what was judged
 # when the plan was made. It is only opened here. bubblewrap compares again what it mounts with what is open.
-
-
-class PlanOutdated(Exception):
-    """A source is not what the plan was made for. The plan has to be made again."""
 
 
 def with_known_state(opened: OpenPlan) -> AbstractContextManager[OpenPlan]:

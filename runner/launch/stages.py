@@ -22,7 +22,7 @@ import time
 
 from sandbox.limits.assigned import AssignedLimits
 from sandbox.spec import Approval, Overrides
-from sandbox.speed.typed import TYPE_CHECKING
+from sandbox.speed.typed import TYPE_CHECKING, Mapping
 from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from sandbox.limits.meter import Meter
     from sandbox.limits.site import Hierarchy, Site
     from sandbox.network.audit import AuditLog
+    from sandbox.paths.denied_places import DeniedPlaces
     from sandbox.paths.end_search import FolderSearch
     from sandbox.plan.layers import Layer
     from sandbox.plan.plan import LaunchPlan
@@ -115,6 +116,7 @@ class Decided(NamedTuple):
     # Where the policy requires a signature: what was found, the copy of the package that was checked and is
     # mounted, and the folder it is a copy of. A rehearsal makes no copy.
     signed: VerifiedPackage | None = None
+    signed_image: VerifiedPackage | None = None  # of its image, if a signature and not the policy names it
     copy: str = ""
     original: str = ""
     # The part of a person's approvals that the policy admits. `policy` above has its ceilings raised by it.
@@ -123,6 +125,13 @@ class Decided(NamedTuple):
     approval_said: Approval = Approval()  # everything that was approved
     approved_at: float = 0.0  # when the stored one was given, in seconds since 1970; 0: there is none
     approved_program: tuple[str, ...] = ()  # the program that the stored one is for: ApprovalKey.programs
+
+
+class JudgedWrites(NamedTuple):
+    """What a launch from a stored plan needs to judge again what the plugin may write."""
+
+    denied: DeniedPlaces
+    scan_limit: int
 
 
 class Provision(NamedTuple):
@@ -140,6 +149,7 @@ class Provision(NamedTuple):
     sites: tuple[Site, ...]  # where cgroups of dead runners may be
     own_groups: tuple[Hierarchy, ...]  # of the runner itself
     observed: bool = False  # Invocation.observe
+    judged: JudgedWrites | None = None  # if it may write to files of the host, beside its state
 
 
 class Planned(NamedTuple):
@@ -255,6 +265,15 @@ def limits_of(stage: Stage | None) -> AssignedLimits:
     return decided.limits if decided is not None else AssignedLimits()
 
 
+def with_host(decided: Decided, environ: Mapping[str, str]) -> Decided:
+    """With these variables as those of the host that started the entry."""
+    invocation = decided.loaded.invocation
+    if invocation.command is None:
+        return decided
+    command = invocation.command._replace(host_environ=environ)
+    return decided._replace(loaded=decided.loaded._replace(invocation=invocation._replace(command=command)))
+
+
 def has_start_notes(planned: Planned) -> bool:
     """Whether there are notes that the operator reads before the plugin starts."""
     wide = planned.grant.unsandboxed or planned.grant.network.mode in ("open", "host")
@@ -293,10 +312,12 @@ def planned_classes() -> tuple[type[tuple[object, ...]], ...]:
     from sandbox.identity.accounts import Account
     from sandbox.limits.assigned import AssignedLimit, Shares
     from sandbox.limits.site import Hierarchy, Site
-    from sandbox.network.credentials import BrokerPlan, Credential
+    from sandbox.network.credentials import BrokerPlan, CertifiedHosts, Credential
     from sandbox.network.egress import EgressLimits, EgressPlan
     from sandbox.network.ssh import SshHost, SshPlan
+    from sandbox.paths.denied_places import DeniedPlaces
     from sandbox.paths.file_identity import FileIdentity
+    from sandbox.paths.guarded import GuardedName
     from sandbox.plan import plan
     from sandbox.plan.layers import Layer, Layers
     from sandbox.plan.owners import Decision, Ownership
@@ -304,6 +325,7 @@ def planned_classes() -> tuple[type[tuple[object, ...]], ...]:
 
     return (
         *(Invocation, Command, Overrides, Loaded, Decided, Planned, Provision, VerifiedPackage),
+        *(JudgedWrites, DeniedPlaces, GuardedName),
         *PLUGIN_CLASSES,
         *(policy.Policy, policy.PathRule, policy.NetworkRule, policy.EnvRule, policy.SeccompRule),
         *(
@@ -338,6 +360,7 @@ def planned_classes() -> tuple[type[tuple[object, ...]], ...]:
             EgressLimits,
             BrokerPlan,
             Credential,
+            CertifiedHosts,
             SshPlan,
             SshHost,
         ),

@@ -168,6 +168,11 @@ def is_lifted(outcome: Outcome) -> bool:
     return outcome.code == "sandbox_unavailable" and outcome.phase == "run"
 
 
+def is_killed_after_signal(outcome: Outcome) -> bool:
+    """Whether it got a signal, and was killed because it did not end of it."""
+    return outcome.code == "cancelled" and outcome.phase == "teardown"
+
+
 def _unexecuted(report: ExecReport) -> tuple[Outcome, int]:
     """The Outcome if the kernel refused to execute the program in the finished cage. Faults that can be seen
     earlier are refused when the launch is planned (sandbox/paths/program.py)."""
@@ -178,7 +183,7 @@ def _unexecuted(report: ExecReport) -> tuple[Outcome, int]:
         return Outcome("launch_failed", "launch", message, "not_found", hint), EXEC_NOT_FOUND
     if report.errno == errno.ENOENT:
         message = "the program cannot be executed in the cage: its interpreter or loader is not there"
-        hint = "install the interpreter or loader below /usr, or in the plugin's folder"
+        hint = "install it below /usr, or in the plugin's folder; an image needs one of its own"
     elif report.errno in (errno.ENOMEM, errno.EAGAIN, errno.E2BIG):
         message = f"the program cannot be started within its limits: {why}"
         hint = "raise its memory or pids limit, or pass shorter arguments and fewer variables"

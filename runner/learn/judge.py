@@ -22,6 +22,7 @@ from runner.launch.advice.places import WIDE_PATHS, CagePlaces
 from runner.launch.advice.scene import Scene
 from runner.learn.grouping import MissedPath, PathGroup, group_paths, uncovered
 from runner.learn.proposal import Proposal, ProposedItem, UnproposedItem, can_be_shown, shown
+from sandbox.network.credentials import looks_secret
 from sandbox.network.egress import (
     LOOPBACK,
     NO_NETWORK,
@@ -35,7 +36,6 @@ from sandbox.paths.denied_paths import HOST_WRITE_PATHS, lexical_fault, normal
 from sandbox.paths.mounts import Mounts, contains, join
 from sandbox.paths.walk import LinkRefused, TooManyLinks, resolve
 from sandbox.policy.approval import limit_approval
-from sandbox.policy.credentials import looks_secret
 from sandbox.policy.policy import loopback_remedy
 from sandbox.spec import Access, Approval
 

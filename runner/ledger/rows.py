@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from runner.ledger.sqlite_file import OrderRefusal
@@ -60,15 +60,17 @@ def cut(text: str) -> str:
     return f"{text[:MOST_TEXT]} … (cut here: it has {len(text)} characters)"
 
 
-def record_of(outcome: Outcome, invocation: Any) -> str:
-    """The record of a call, in JSON. `invocation`: that of the contract, which is left out if it is large."""
+def record_of(outcome: Outcome, invocation: Any, trace: Mapping[str, str] | None = None) -> str:
+    """The record of a call, in JSON. `invocation`: that of the contract, which is left out if it is large.
+    `trace`: where the call belongs in its caller's."""
     told = {name: cut(text) for name, text in outcome_document(outcome).items()}
-    record = json.dumps({"outcome": told, "invocation": invocation})
+    traced = {"trace": dict(trace)} if trace else {}
+    record = json.dumps({"outcome": told, "invocation": invocation, **traced})
     if len(record) <= MOST_RECORD:
         return record
     told = {name: text[:_SHORT_TEXT] for name, text in told.items()}
     left_out = f"the rest of a record of {len(record)} bytes"
-    return json.dumps({"outcome": told, "invocation": None, "left_out": left_out})
+    return json.dumps({"outcome": told, "invocation": None, "left_out": left_out, **traced})
 
 
 class InvocationRow(NamedTuple):

@@ -16,7 +16,7 @@ from runner.outcome import Code, Outcome
 _CODES: dict[StateName, Code] = {"quarantined": "quarantined", "pending": "policy_denied"}
 _HINTS: dict[StateName, str] = {
     "quarantined": "find out why it fails, then reset it",
-    "pending": "approve what it asks with `runner allow`, then reload it",
+    "pending": "mend that, or allow what it asks for with `runner allow`; then reload it",
     "stopped": "start it",
     "draining": "call again when it is back",
 }

@@ -11,6 +11,7 @@ import math
 import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import trio
@@ -60,6 +61,14 @@ _LARGE_INPUT = 1 << 20  # taken for one that has too many parts to be measured
 OnEvent = Callable[[str, Notice | Progress], Awaitable[None] | None]
 
 
+# Opens a plugin, with so many parked cells, and ends it with the context.
+Opener = Callable[[Spec, int], AbstractAsyncContextManager[OpenPlugin]]
+
+
+def open_spec(spec: Spec, parked: int) -> AbstractAsyncContextManager[OpenPlugin]:
+    return open_plugin(spec.path, **spec.opening(), parked=parked)
+
+
 class QueuedCall:
     """A call from when it is accepted until it begins."""
 
@@ -94,6 +103,7 @@ class SupervisedPlugin:
         on_hold: Callable[[SupervisedPlugin], None],
         on_report: Callable[[Mapping[str, Any]], None],
         on_event: OnEvent | None,
+        opener: Opener,
     ) -> None:
         self.spec = spec
         self.plugin: Plugin | None = None  # None: its manifest could not be read
@@ -105,7 +115,7 @@ class SupervisedPlugin:
         self.loaded = trio.Event()  # its manifest was read, and the numbers are the contract's
         self._nursery = nursery
         self._jitter, self._clock, self._tell, self._on_hold = jitter, clock, tell, on_hold
-        self._on_event, self._on_report = on_event, on_report
+        self._on_event, self._on_report, self._open = on_event, on_report, opener
         self._queue: CallerQueue[QueuedCall] = CallerQueue()
         self._cells: dict[int, SupervisedCell] = {}
         self._changed = trio.Event()  # replaced with each change of state
@@ -299,7 +309,7 @@ class SupervisedPlugin:
             with cell.scope:
                 spec = cell.spec
                 parked = int(self.state.numbers.eager) if spec.parked is None else spec.parked
-                async with open_plugin(spec.path, **spec.opening(), parked=parked) as opened:
+                async with self._open(spec, parked) as opened:
                     cell.opened, cell.ready_at = opened, trio.current_time()
                     self._identity = opened.identity
                     opened.on_stderr(self.log.add)

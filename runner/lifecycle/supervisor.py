@@ -26,7 +26,7 @@ from runner.lifecycle.exceptions import Unavailable, UnknownPlugin
 from runner.lifecycle.feed import BoundedFeed, FeedSource, LogPiece
 from runner.lifecycle.machine import Hold, ReloadAsked, ResetAsked, StartAsked, StopAsked
 from runner.lifecycle.spec import LifecycleNews, Spec, Status
-from runner.lifecycle.supervised import OnEvent, SupervisedPlugin
+from runner.lifecycle.supervised import OnEvent, Opener, SupervisedPlugin, open_spec
 from runner.protocol.calls import CallRequest, CallResult, OnProgress
 from runner.protocol.dialect import Kind
 
@@ -42,9 +42,10 @@ class Supervisor:
         jitter: Callable[[], float],
         clock: Callable[[], float],
         on_event: OnEvent | None = None,
+        opener: Opener = open_spec,
     ) -> None:
         self._nursery = nursery
-        self._jitter, self._clock, self._on_event = jitter, clock, on_event
+        self._jitter, self._clock, self._on_event, self._open = jitter, clock, on_event, opener
         self._plugins: dict[str, SupervisedPlugin] = {}
         self._timers: dict[str, trio.CancelScope] = {}
         self._news: FeedSource[LifecycleNews] = FeedSource(MOST_NEWS)
@@ -76,6 +77,7 @@ class Supervisor:
             on_hold=self._note_hold,
             on_report=lambda report: self.on_report(spec.name, report),
             on_event=self._on_event,
+            opener=self._open,
         )
         self._plugins[spec.name] = added
         self._timers[spec.name] = trio.CancelScope()
@@ -270,12 +272,25 @@ async def open_supervisor(
     """`jitter`: a number from 0 to 1 for each pause before a restart. `clock`: seconds since 1970, for what
     is shown. Time itself passes by trio's clock. `on_event`: gets what plugins say beside their
     answers, and must not raise. Raises NotOnTrio."""
+    async with supervise(open_spec, on_event, jitter=jitter, clock=clock) as supervisor:
+        yield supervisor
+
+
+@asynccontextmanager
+async def supervise(
+    opener: Opener,
+    on_event: OnEvent | None,
+    *,
+    jitter: Callable[[], float] = random.random,
+    clock: Callable[[], float] = time.time,
+) -> AsyncIterator[Supervisor]:
+    """`open_supervisor`, with plugins that `opener` opens."""
     require_trio()
     failure: BaseException | None = None
     # What the body raises is kept until after the nursery, which would put it into a group.
     try:
         async with trio.open_nursery() as nursery:
-            supervisor = Supervisor(nursery, jitter, clock, on_event)
+            supervisor = Supervisor(nursery, jitter, clock, on_event, opener)
             nursery.start_soon(supervisor.deliver_notices)
             try:
                 yield supervisor

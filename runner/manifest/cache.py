@@ -15,6 +15,7 @@ from sandbox.cache import CodeMark, fingerprint
 from sandbox.document.diagnostic import Diagnostic
 from sandbox.spec import (
     EnvRequest,
+    ImageRoot,
     Limits,
     MemoryFile,
     Network,
@@ -45,6 +46,7 @@ PLUGIN_CLASSES = (
     Project,
     Scratch,
     MemoryFile,
+    ImageRoot,
     Template,
     Diagnostic,
 )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import stat
 
-from sandbox import look
+from sandbox import look, surroundings
 from sandbox.document.diagnostic import quoted
 from sandbox.document.faults import Faults
 from sandbox.spec import KeyPath
@@ -49,7 +49,7 @@ def check_format(faults: Faults, keys: KeyPath, path: str) -> None:
 
 
 def _path() -> list[str]:
-    return look.environment(os.environ).get("PATH", os.defpath).split(os.pathsep)
+    return look.environment(surroundings.variables()).get("PATH", os.defpath).split(os.pathsep)
 
 
 def _mode(path: str) -> int:

@@ -15,10 +15,9 @@ from sandbox.document import model
 from sandbox.document.diagnostic import did_you_mean, quoted
 from sandbox.document.faults import Faults
 from sandbox.network import ssh as ssh_access
-from sandbox.network.credentials import parse_hiding
+from sandbox.network.credentials import parse_hiding, signs
 from sandbox.network.rules import HostRule, covers, parse_rule, ports_fault
 from sandbox.paths.denied_paths import DENYLIST_RULE, lexical_hit
-from sandbox.policy.credentials import signs
 from sandbox.policy.policy import FRACTIONAL_LIMITS
 from sandbox.spec import (
     ARGUMENT_LIMIT,

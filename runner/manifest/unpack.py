@@ -33,8 +33,8 @@ MOST_ENTRIES = 20_000  # files and folders of a package
 MOST_BYTES = 1 << 30  # of the whole tar, unpacked
 MOST_DEPTH = 32  # folders inside each other
 # Of all headers of one member. tarfile takes minutes for a few MiB of them, and nothing interrupts it.
-_MOST_HEADER_BYTES = 64 << 10
-_MOST_HEADER_FIELDS = 64
+MOST_HEADER_BYTES = 64 << 10
+MOST_HEADER_FIELDS = 64
 _MOST_EMPTY_READS = 100
 _CHUNK_BYTES = 1 << 18
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -61,11 +61,11 @@ class TarMember(NamedTuple):
     content: Iterable[bytes] = ()  # of a file, to be read once
 
 
-class _Sequential:
+class SequentialFile:
     """A file that is read from its beginning to its end, with a bound and the SHA-256 of what was read. A
     seek forward reads what it skips."""
 
-    def __init__(self, file: IO[bytes] | _Gunzip, most: int) -> None:
+    def __init__(self, file: IO[bytes] | GunzipFile, most: int) -> None:
         self.sha256 = hashlib.sha256()
         self._file, self._most = file, most
         self._at = self._empty = 0
@@ -105,11 +105,12 @@ class _Sequential:
         return self.sha256.hexdigest()
 
 
-class _Gunzip:
+class GunzipFile:
     """What is compressed in a file, read from its beginning to its end."""
 
-    def __init__(self, file: IO[bytes] | _Sequential) -> None:
+    def __init__(self, file: IO[bytes] | SequentialFile, most_members: int = _MOST_GZIP_MEMBERS) -> None:
         self._file = file
+        self._most_members = most_members
         self._inflate = zlib.decompressobj(_GZIP_BITS)
         self._members = 1
         self._data = b""  # what was read and is still compressed
@@ -133,8 +134,8 @@ class _Gunzip:
         self._data = rest
         self._inflate = zlib.decompressobj(_GZIP_BITS)
         self._members += 1
-        if self._members > _MOST_GZIP_MEMBERS:
-            raise UnfitTar(f"it is compressed in more than {_MOST_GZIP_MEMBERS} gzip members")
+        if self._members > self._most_members:
+            raise UnfitTar(f"it is compressed in more than {self._most_members} gzip members")
         return True
 
 
@@ -143,7 +144,7 @@ def unpack(path: str) -> str:
     look.doubt(f"{path} is a tar, whose content is read each time")
     try:
         with _open_tar(path) as file, _open_parent() as (place, parent):
-            digest = _Sequential(file, MOST_BYTES).drain()
+            digest = SequentialFile(file, MOST_BYTES).drain()
             if not os.path.isdir(os.path.join(place, digest)):
                 file.seek(0)
                 digest = _unpack(file, parent)
@@ -195,7 +196,7 @@ def _open_parent() -> Iterator[tuple[str, int]]:
 
 def _unpack(file: IO[bytes], parent: int) -> str:
     """Unpack into a new folder and name it by its digest, which is returned."""
-    raw = _Sequential(file, MOST_BYTES)
+    raw = SequentialFile(file, MOST_BYTES)
     name = f"new.{secrets.token_hex(16)}"
     os.mkdir(name, 0o700, dir_fd=parent)
     try:
@@ -230,27 +231,27 @@ def _flush(folder: int) -> None:
                 os.close(opened)
 
 
-def read_tar(file: IO[bytes] | _Sequential) -> Iterator[TarMember]:
+def read_tar(file: IO[bytes] | SequentialFile) -> Iterator[TarMember]:
     """The files and folders of a tar, which may be compressed, in its order. The content of a file has to be
     read before the next member. Raises what UNREADABLE has, for anything but plain files and folders below
     the tar's root, each once."""
     is_compressed = file.peek(len(_GZIP))[: len(_GZIP)] == _GZIP  # type: ignore[union-attr]
-    inside: Any = _Gunzip(file) if is_compressed else file
-    yield from _members(_Sequential(inside, MOST_BYTES))
+    inside: Any = GunzipFile(file) if is_compressed else file
+    yield from _members(SequentialFile(inside, MOST_BYTES))
 
 
-def _members(stream: _Sequential) -> Iterator[TarMember]:
+def _members(stream: SequentialFile) -> Iterator[TarMember]:
     files: set[str] = set()
     folders: set[str] = set()
     count = 0
-    stream.header_end = _MOST_HEADER_BYTES
+    stream.header_end = MOST_HEADER_BYTES
     with tarfile.open(fileobj=stream, mode="r:") as tar:  # type: ignore[call-overload]
         while (member := tar.next()) is not None:
             stream.header_end = None
             tar.members = []  # it keeps all of them
             count += 1
-            if len(member.pax_headers) + len(tar.pax_headers) > _MOST_HEADER_FIELDS:
-                raise UnfitTar(f"{quoted(member.name)} has more than {_MOST_HEADER_FIELDS} header fields")
+            if len(member.pax_headers) + len(tar.pax_headers) > MOST_HEADER_FIELDS:
+                raise UnfitTar(f"{quoted(member.name)} has more than {MOST_HEADER_FIELDS} header fields")
             parts = [part for part in member.name.split("/") if part not in ("", ".")]
             if count > MOST_ENTRIES or len(parts) > MOST_DEPTH:
                 raise UnfitTar(
@@ -273,14 +274,14 @@ def _members(stream: _Sequential) -> Iterator[TarMember]:
                 yield TarMember(path, is_folder=True)
             else:
                 files.add(path)
-                yield TarMember(path, False, bool(member.mode & 0o111), member.size, _content(tar, member))
-            stream.header_end = stream.tell() + _MOST_HEADER_BYTES
+                yield TarMember(path, False, bool(member.mode & 0o111), member.size, content_of(tar, member))
+            stream.header_end = stream.tell() + MOST_HEADER_BYTES
     # tarfile takes a header that is cut or damaged for the end.
     if stream.last != bytes(tarfile.BLOCKSIZE):
         raise UnfitTar("it is cut short or damaged: it has no end mark where its last entry ends")
 
 
-def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
+def content_of(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:
     content = tar.extractfile(member)
     assert content is not None
     size = 0

@@ -134,14 +134,15 @@ def read_signature(raw: bytes, subject: str) -> Descriptor:
     document = _read_manifest(raw, SIGNATURE, "a signature")
     of = document.get("subject")
     if not isinstance(of, dict) or of.get("digest") != subject:
-        raise PackageFault("signature_subject", "the registry gave the signature of another package")
+        message = "the registry gave a signature of something else"
+        raise PackageFault("signature_subject", message, "do not use it; ask who runs the registry")
     return _only_layer(document, (SIGNATURE,), MOST_SIGNATURE_BYTES)
 
 
 def read_referrers(raw: bytes) -> list[Descriptor]:
     """The manifests of signatures in an index of referrers. Raises PackageFault."""
     found = [
-        _descriptor(each, MOST_MANIFEST_BYTES)
+        descriptor_of(each, MOST_MANIFEST_BYTES)
         for each in _read_index(raw)
         if isinstance(each, dict) and each.get("artifactType") == SIGNATURE
     ]
@@ -152,7 +153,7 @@ def read_referrers(raw: bytes) -> list[Descriptor]:
 
 
 def _read_index(raw: bytes) -> list[Any]:
-    document = _parse(raw)
+    document = parse_document(raw)
     found = document.get("manifests")
     if document.get("mediaType", INDEX) != INDEX or not isinstance(found, list):
         raise PackageFault("registry_answer", "the registry's list of referrers is no index")
@@ -160,7 +161,7 @@ def _read_index(raw: bytes) -> list[Any]:
 
 
 def _read_manifest(raw: bytes, kind: str, wanted: str) -> dict[str, Any]:
-    document = _parse(raw)
+    document = parse_document(raw)
     media, found = document.get("mediaType", MANIFEST), document.get("artifactType")
     if media != MANIFEST or found != kind:
         told = f"its media type is {quoted(str(media))}, its artifact type {quoted(str(found))}"
@@ -173,7 +174,7 @@ def _only_layer(document: dict[str, Any], kinds: tuple[str, ...], most: int) -> 
     if not isinstance(layers, list) or len(layers) != 1:
         count = len(layers) if isinstance(layers, list) else 0
         raise PackageFault("package_foreign", f"its manifest has {count} layers, and a package has one")
-    layer = _descriptor(layers[0], most)
+    layer = descriptor_of(layers[0], most)
     if layer.media_type not in kinds or "urls" in layers[0]:
         elsewhere = " in other places" if "urls" in layers[0] else ""
         message = f"its layer is {quoted(layer.media_type)}{elsewhere}, which is not read"
@@ -181,7 +182,8 @@ def _only_layer(document: dict[str, Any], kinds: tuple[str, ...], most: int) -> 
     return layer
 
 
-def _descriptor(value: Any, most: int) -> Descriptor:
+def descriptor_of(value: Any, most: int) -> Descriptor:
+    """Raises PackageFault."""
     fields = value if isinstance(value, dict) else {}
     kind, digest, size = fields.get("mediaType"), fields.get("digest"), fields.get("size")
     if not isinstance(kind, str) or not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
@@ -192,7 +194,8 @@ def _descriptor(value: Any, most: int) -> Descriptor:
     return Descriptor(kind, digest, size)
 
 
-def _parse(raw: bytes) -> dict[str, Any]:
+def parse_document(raw: bytes) -> dict[str, Any]:
+    """A manifest or an index. Raises PackageFault."""
     try:
         return dict(parse("manifest", raw, "json", limit=MOST_MANIFEST_BYTES).data)
     except DocumentError as error:

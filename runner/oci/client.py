@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import IO, Any, NamedTuple, TypeVar
 
@@ -165,11 +165,13 @@ class RegistryClient:
 
     # --- what a registry has ------------------------------------------------------------------------------
 
-    async def get_manifest(self, version: str) -> tuple[bytes, str] | None:
+    async def get_manifest(
+        self, version: str, kinds: Sequence[str] = (MANIFEST, INDEX)
+    ) -> tuple[bytes, str] | None:
         """The bytes of a manifest by tag or digest, and their digest. None: there is none. Raises
         PackageFault, also if they are not those of the digest that was asked for."""
         url = self._url(f"manifests/{version}")
-        async with self._ask("GET", url, {"Accept": f"{MANIFEST}, {INDEX}"}, missing=True) as answer:
+        async with self._ask("GET", url, {"Accept": ", ".join(kinds)}, missing=True) as answer:
             if answer.status_code == 404:
                 return None
             raw = await _read(answer, MOST_MANIFEST_BYTES, "a manifest")

@@ -29,7 +29,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
-from typing import IO, NamedTuple, cast
+from typing import IO, NamedTuple, TypeVar, cast
 
 import trio
 
@@ -60,6 +60,9 @@ from sandbox.document.diagnostic import printable
 # Store.changing() sets the umask of the whole process.
 _one_at_a_time = threading.Lock()
 _BUSY_SECONDS = 0.1
+
+
+Result = TypeVar("Result")
 
 
 class _Busy(Exception):
@@ -116,17 +119,46 @@ async def fetch(
         def keep() -> StoredPackage:
             return _keep(store, reference, file, pulled, trust, contract, update, older, accept)
 
-        # Not in the thread: a task can be cancelled while it waits, a thread cannot.
-        while True:
-            try:
-                kept = await trio.to_thread.run_sync(keep)
-                break
-            except _Busy as busy:
-                tell(str(busy))
-                tell = _say_nothing
-                await trio.sleep(_BUSY_SECONDS)
+        kept = await _when_free(keep, tell)
         require_trusted(kept.signature, required=required, reference=reference)
         return kept
+
+
+async def _when_free(keep: Callable[[], Result], tell: Callable[[str], None]) -> Result:
+    """Returns what `keep` returns, which is called again while it raises _Busy."""
+    # Not in the thread: a task can be cancelled while it waits, a thread cannot.
+    while True:
+        try:
+            return await trio.to_thread.run_sync(keep)
+        except _Busy as busy:
+            tell(str(busy))
+            tell = _say_nothing
+            await trio.sleep(_BUSY_SECONDS)
+
+
+async def keep_in_store(store: Store, keep: Callable[[], Result], tell: Callable[[str], None]) -> Result:
+    """Call `keep` in a thread that holds the store alone. `tell`: called if another process has to end first.
+    Raises PackageFault, also in place of an OSError of `keep`."""
+
+    def hold() -> Result:
+        with _holding(store), store.changing(_raise_busy):
+            return keep()
+
+    return await _when_free(hold, tell)
+
+
+@contextmanager
+def _holding(store: Store) -> Iterator[None]:
+    """One change at a time, whose faults are PackageFaults."""
+    try:
+        with _one_at_a_time:
+            yield
+    except StoreRefused as refused:
+        raise PackageFault("store_refused", str(refused), refused.hint) from None
+    except OSError as error:
+        message = f"the package cannot be stored in {store.root}: {error.strerror}"
+        hint = "make room there, and let this user write to it"
+        raise PackageFault("store_refused", message, hint) from None
 
 
 def _say_nothing(text: str) -> None:
@@ -150,7 +182,7 @@ def open_spool() -> Iterator[IO[bytes]]:
         raise PackageFault("store_refused", message, "make room in /var/tmp, or where TMPDIR says") from None
 
 
-class _Interruptible:
+class InterruptibleFile:
     """A file that is read in a thread of trio. Reading ends when the task does, by a deadline or by ^C."""
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -167,7 +199,7 @@ async def pull(
 ) -> PulledPackage:
     """Write the package's tar to `file`, check all of it, and judge its signatures. Raises PackageFault."""
     manifest = await get_package(registry, reference)
-    signatures = await get_signatures(registry, manifest)
+    signatures = await get_signatures(registry, manifest.digest)
     listing = await list_layer(registry, manifest, file)
     signature = await trio.to_thread.run_sync(judge_signatures, signatures, lambda: listing, trusted)
     return PulledPackage(manifest, listing, signature)
@@ -183,7 +215,7 @@ async def list_layer(
     await registry.get_blob(package.layer, file)
     file.flush()
     file.seek(0)
-    return await trio.to_thread.run_sync(list_archive, cast(IO[bytes], _Interruptible(file)))
+    return await trio.to_thread.run_sync(list_archive, cast(IO[bytes], InterruptibleFile(file)))
 
 
 async def get_package(registry: RegistryClient, reference: Reference) -> PackageManifest:
@@ -195,14 +227,14 @@ async def get_package(registry: RegistryClient, reference: Reference) -> Package
     return read_package(found[0])
 
 
-async def get_signatures(registry: RegistryClient, package: PackageManifest) -> list[bytes]:
-    """The signatures that the registry has for a package. Who signed what is still to be judged. Raises
-    PackageFault."""
+async def get_signatures(registry: RegistryClient, subject: str) -> list[bytes]:
+    """The signatures that the registry has for the package or image with this digest. Who signed what is
+    still to be judged. Raises PackageFault."""
     found = []
-    for referrer in await registry.referrers(package.digest):
+    for referrer in await registry.referrers(subject):
         manifest = await registry.get_manifest(referrer.digest)
         if manifest is not None:
-            layer, content = read_signature(manifest[0], package.digest), BytesIO()
+            layer, content = read_signature(manifest[0], subject), BytesIO()
             await registry.get_blob(layer, content)
             found.append(content.getvalue())
     return found
@@ -254,34 +286,26 @@ def _keep(
     accept: Accept,
 ) -> StoredPackage:
     """Unpack the package into the store. Raises PackageFault, and _Busy."""
-    try:
-        with _one_at_a_time, store.changing(_raise_busy), store.new_set() as new:
-            before = find_stored(reference, store, trust=trust)  # others may have changed it meanwhile
-            if before is not None and not update:
-                return before
-            tree = os.path.join(new, "tree")
-            unpack_pulled(file, pulled, tree, read_only=True)
-            plugin = read_plugin(tree, reference, contract)
-            require_identity(pulled.signature, plugin)
-            if before is not None and not older:
-                _require_newer(before, plugin, reference)
-            if not accept(before, plugin, pulled.manifest.digest):
-                assert before is not None  # the first is asked for before anything is fetched
-                return before
-            packages = [Locked(plugin.id, plugin.version, pulled.manifest.digest)]
-            if document := pulled.signature.document:
-                packages.append(Locked(SIGNATURE_NAME, parse_signature(document).key_id, digest_of(document)))
-            lock = Lock("oci", "", tuple(packages))
-            versions = ((plugin.id, plugin.version),)
-            store.add(Installed(request_of(reference), lock.name, (), versions), lock, new, read_only=True)
-            path = store.tree(lock.name)
-    except StoreRefused as refused:
-        raise PackageFault("store_refused", str(refused), refused.hint) from None
-    except OSError as error:
-        message = f"the package cannot be stored in {store.root}: {error.strerror}"
-        raise PackageFault(
-            "store_refused", message, "make room there, and let this user write to it"
-        ) from None
+    with _holding(store), store.changing(_raise_busy), store.new_set() as new:
+        before = find_stored(reference, store, trust=trust)  # others may have changed it meanwhile
+        if before is not None and not update:
+            return before
+        tree = os.path.join(new, "tree")
+        unpack_pulled(file, pulled, tree, read_only=True)
+        plugin = read_plugin(tree, reference, contract)
+        require_identity(pulled.signature, plugin)
+        if before is not None and not older:
+            _require_newer(before, plugin, reference)
+        if not accept(before, plugin, pulled.manifest.digest):
+            assert before is not None  # the first is asked for before anything is fetched
+            return before
+        packages = [Locked(plugin.id, plugin.version, pulled.manifest.digest)]
+        if document := pulled.signature.document:
+            packages.append(Locked(SIGNATURE_NAME, parse_signature(document).key_id, digest_of(document)))
+        lock = Lock("oci", "", tuple(packages))
+        versions = ((plugin.id, plugin.version),)
+        store.add(Installed(request_of(reference), lock.name, (), versions), lock, new, read_only=True)
+        path = store.tree(lock.name)
     plugin = read_plugin(path, reference, contract)
     return StoredPackage(path, pulled.manifest.digest, reference, plugin, pulled.signature)
 

@@ -65,19 +65,19 @@ async def push(
             # The signature first: nobody finds the package by its tag without it.
             await registry.put_manifest(subject.digest, manifest)
             if packed.signature:
-                await _put_signature(registry, packed.signature, subject)
+                await put_signature(registry, packed.signature, subject)
             before = await registry.get_manifest(reference.tag)
             await registry.put_manifest(reference.tag, manifest)
             return before
 
         async with open_registry(reference, access, environ, push=True) as registry:
-            before = await _tried_again(put_all, registry)
+            before = await tried_again(put_all, registry)
     by_digest = reference._replace(tag="", digest=subject.digest)
     replaced = "" if before is None or before[1] == subject.digest else before[1]
     return PushedPackage(by_digest, len(packed.listing.files), packed.size, key_id, replaced)
 
 
-async def _tried_again(
+async def tried_again(
     act: Callable[[RegistryClient], Awaitable[_Result]], registry: RegistryClient
 ) -> _Result:
     """What `act` returns. It is repeated after faults that may be gone: nothing is written twice."""
@@ -102,7 +102,8 @@ def _require_own_signature(packed: PackedFolder, plugin: Plugin) -> str:
     return claim.key_id
 
 
-async def _put_signature(registry: RegistryClient, signature: bytes, subject: Descriptor) -> None:
+async def put_signature(registry: RegistryClient, signature: bytes, subject: Descriptor) -> None:
+    """Push the signature of a package or an image that has this manifest. Raises PackageFault."""
     await registry.put_blob(digest_of(signature), len(signature), signature)
     manifest = write_signature(signature, subject)
     made = Descriptor(MANIFEST, digest_of(manifest), len(manifest))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from runner.package.fault import PackageFault
@@ -90,6 +91,24 @@ def require_own_program(plan: LaunchPlan, places: CodePlaces, *, links: bool = T
         for path in (*plan.scripts, *_run_paths(plan, places)):
             if places.leads_out(path):
                 raise places.fault(f"{printable(os.path.basename(plan.argv[0]))} would run", path)
+
+
+def require_image_program(plan: LaunchPlan, places: CodePlaces, tree: str) -> None:
+    """For a launch in an image. All of the cage is the image's or the package's, but for what of the host is
+    shown. `tree`: the image, on the host. Raises PackageFault."""
+    own = os.path.realpath(tree)
+    strange = [
+        op.dest
+        for op in plan.operations
+        if isinstance(op, Bind) and not (places.packs(op.real) or contains(own, op.real))
+    ]
+    program, *args = plan.argv
+    words = list(takewhile(lambda word: not places.holds(word), args))
+    words += dict(plan.env).get("PATH", "").split(":")
+    for path in (program, *(path for word in words for path in (word, *_paths_in(word)))):
+        if any(contains(dest, places.absolute(path)) for dest in strange):
+            reason = "which is neither in the plugin's folder nor of its image"
+            raise PackageFault(RULE, f"it may run {printable(places.absolute(path))}, {reason}", _HINT)
 
 
 def _trees(plan: LaunchPlan) -> Iterator[str]:

@@ -90,9 +90,12 @@ def canonical_json(value: Mapping[str, object]) -> bytes:
 
 def sign(listing: FileList, package_id: str, version: str, key: SigningKey, now: float) -> Signature:
     """`now`: seconds since 1970."""
-    signed_at = datetime.fromtimestamp(int(now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    unsigned = Signature(SCHEMA, package_id, version, ALGORITHM, key.key_id, listing.digest, signed_at)
+    unsigned = Signature(SCHEMA, package_id, version, ALGORITHM, key.key_id, listing.digest, utc_text(now))
     return unsigned._replace(signature=base64.b64encode(key.sign(unsigned.message)).decode())
+
+
+def utc_text(now: float) -> str:
+    return datetime.fromtimestamp(int(now), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def write_signature(root: str, signature: Signature) -> None:
@@ -120,11 +123,7 @@ def verify(
     """Raises PackageFault at the first check that fails, in this order: the document, its key, whose package
     it is, the files, the signature itself. `make_listing` is called only when the first three are right."""
     signature = parse_signature(raw)
-    key = trusted.get(signature.key_id)
-    if key is None:
-        message = f"the key {quoted(signature.key_id)}, which signed the package, is not trusted"
-        hint = f"if you trust its owner, add the line of the key's .pub file to {trust_file}"
-        raise PackageFault("signature_untrusted", message, hint)
+    key = trusted_key(signature.key_id, trusted, trust_file, "the package")
     if (signature.package_id, signature.version) != (package_id, version):
         message = (
             f"the signature is for {quoted(signature.package_id)} {quoted(signature.version)}, "
@@ -139,11 +138,7 @@ def verify(
         )
         hint = "install the package again; if you changed it yourself, " + SIGN_AGAIN
         raise PackageFault("signature_digest", message, hint)
-    encoded = decode_base64(signature.signature, SIGNATURE_BYTES)
-    if encoded is None or not key.verifies(encoded, signature.message):
-        message = f"the signature was not made with the key {quoted(key.key_id)} that {trust_file} has"
-        hint = "the package was forged, or the trust file has another key under this id; " + SIGN_AGAIN
-        raise PackageFault("signature_invalid", message, hint)
+    require_made_with(key, signature.signature, signature.message, trust_file, "the package", SIGN_AGAIN)
     return VerifiedPackage(
         package_id,
         version,
@@ -152,8 +147,29 @@ def verify(
         signature.signed_at,
         len(listing.files),
         key.comment,
-        _future_warning(signature.signed_at, now),
+        future_warning(signature.signed_at, now),
     )
+
+
+def trusted_key(key_id: str, trusted: Mapping[str, TrustedKey], trust_file: str, subject: str) -> TrustedKey:
+    """Raises PackageFault. `subject`: what it signed."""
+    key = trusted.get(key_id)
+    if key is None:
+        message = f"the key {quoted(key_id)}, which signed {subject}, is not trusted"
+        hint = f"if you trust its owner, add the line of the key's .pub file to {trust_file}"
+        raise PackageFault("signature_untrusted", message, hint)
+    return key
+
+
+def require_made_with(
+    key: TrustedKey, signature: str, message: bytes, trust_file: str, subject: str, again: str
+) -> None:
+    """Raises PackageFault. `message`: what is signed. `again`: how to sign it again."""
+    encoded = decode_base64(signature, SIGNATURE_BYTES)
+    if encoded is None or not key.verifies(encoded, message):
+        told = f"the signature was not made with the key {quoted(key.key_id)} that {trust_file} has"
+        hint = f"{subject} was forged, or the trust file has another key under this id; {again}"
+        raise PackageFault("signature_invalid", told, hint)
 
 
 def read_signature(root: str) -> bytes:
@@ -175,36 +191,56 @@ def read_signature(root: str) -> bytes:
 
 def parse_signature(raw: bytes) -> Signature:
     """Raises PackageFault for what is not exactly such a document."""
+    return Signature(SCHEMA, **read_fields(raw, Signature._fields))
+
+
+def read_fields(
+    raw: bytes, fields: Sequence[str], what: str = SIGNATURE_NAME, again: str = SIGN_AGAIN
+) -> dict[str, str]:
+    """The texts of a signature that has exactly these keys, among them those that every signature has; all
+    but the schema. Raises PackageFault. `what`: the document, for a message."""
+    try:
+        return _read_fields(raw, fields)
+    except _Malformed as reason:
+        message = f"{what} cannot be used: {printable(str(reason))}"
+        raise PackageFault("signature_malformed", message, again) from None
+
+
+class _Malformed(Exception):
+    """Why a document is no signature."""
+
+
+def _read_fields(raw: bytes, fields: Sequence[str]) -> dict[str, str]:
+    """Raises _Malformed."""
     try:
         data = parse(SIGNATURE_NAME, raw, "json").data
     except DocumentError as error:
-        raise _malformed(error.diagnostics[0].message) from None
-    fields = Signature._fields
+        raise _Malformed(error.diagnostics[0].message) from None
     schema = data.get("schema")
     if type(schema) is not int or schema != SCHEMA:  # in Python 1.0 and True equal 1
-        raise _malformed(f"its schema is not {SCHEMA}, the only one that this runner knows")
+        raise _Malformed(f"its schema is not {SCHEMA}, the only one that this runner knows")
     for name in (*fields, *data):
         if name not in fields:
-            raise _malformed(f"{quoted(name)} is not a key of schema {SCHEMA}")
+            raise _Malformed(f"{quoted(name)} is not a key of schema {SCHEMA}")
         if name not in data:
-            raise _malformed(f"{name} is missing")
+            raise _Malformed(f"{name} is missing")
         if name != "schema" and not isinstance(data[name], str):
-            raise _malformed(f"{name} is not a text")
-    found = Signature(SCHEMA, **{name: str(data[name]) for name in fields if name != "schema"})
-    if found.algorithm != ALGORITHM:
-        raise _malformed(f"its algorithm is {quoted(found.algorithm)}, and only {ALGORITHM} is known")
-    if not is_key_id(found.key_id):
-        raise _malformed(f"{quoted(found.key_id)} cannot be the id of a key")
-    if not _DIGEST.match(found.digest):
-        raise _malformed("its digest is not sha256: and 64 hexadecimal digits")
-    if _seconds(found.signed_at) is None:
-        raise _malformed("signed_at is not a time such as 2026-11-16T03:00:00Z")
-    if decode_base64(found.signature, SIGNATURE_BYTES) is None:
-        raise _malformed(f"its signature is not base64 of {SIGNATURE_BYTES} bytes")
+            raise _Malformed(f"{name} is not a text")
+    found = {name: str(data[name]) for name in fields if name != "schema"}
+    if found["algorithm"] != ALGORITHM:
+        raise _Malformed(f"its algorithm is {quoted(found['algorithm'])}, and only {ALGORITHM} is known")
+    if not is_key_id(found["key_id"]):
+        raise _Malformed(f"{quoted(found['key_id'])} cannot be the id of a key")
+    if not _DIGEST.match(found["digest"]):
+        raise _Malformed("its digest is not sha256: and 64 hexadecimal digits")
+    if _seconds(found["signed_at"]) is None:
+        raise _Malformed("signed_at is not a time such as 2026-11-16T03:00:00Z")
+    if decode_base64(found["signature"], SIGNATURE_BYTES) is None:
+        raise _Malformed(f"its signature is not base64 of {SIGNATURE_BYTES} bytes")
     try:
-        bool(found.message)
+        canonical_json(found)
     except UnicodeEncodeError:
-        raise _malformed("it has half of a surrogate pair, which is not UTF-8") from None
+        raise _Malformed("it has half of a surrogate pair, which is not UTF-8") from None
     return found
 
 
@@ -222,8 +258,8 @@ def _seconds(time: str) -> float | None:
         return None
 
 
-def _future_warning(signed_at: str, now: float) -> str:
+def future_warning(signed_at: str, now: float, subject: str = "the package") -> str:
     """Returns a warning if the signature is from the future, or ''. It stays valid: a clock may be wrong."""
     if (_seconds(signed_at) or 0.0) <= now + _CLOCK_SKEW_SECONDS:
         return ""
-    return f"the package says that it was signed at {signed_at}, which is in the future: check both clocks"
+    return f"{subject} says that it was signed at {signed_at}, which is in the future: check both clocks"

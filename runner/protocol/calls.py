@@ -25,6 +25,20 @@ class CallRequest(NamedTuple):
     on_progress: OnProgress | None = None
     caller: str = ""  # for the ledger, and for calls that take turns
     key: str | None = None  # the caller's: the same call with the same key is made once
+    trace: Mapping[str, str] = {}  # the caller's: as `read_trace` returns it
+
+
+class CallConfirmation(NamedTuple):
+    """A call that a person wants to be asked about."""
+
+    plugin: str
+    tool: str
+    lines: tuple[str, ...]  # the arguments for people, escaped and cut
+    input: Any
+
+
+# Whether the call may be made. It runs in a thread, and may wait for a person.
+Confirm = Callable[[CallConfirmation], bool]
 
 
 class CallResult(NamedTuple):

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from runner.ledger.rows import InvocationRow
 from runner.protocol.calls import CallRequest
+from runner.protocol.trace import read_trace
 from runner.serve.desk import CallAnswer, CallTarget, Desk, off_loop_if_large
 from runner.serve.event_stream import Emit, EventStream
 from runner.serve.news import NewsQueue
@@ -26,7 +27,8 @@ def with_headers(request: Request, call: CallRequest) -> CallRequest:
     if key is not None and not (0 < len(key) <= _MOST_KEY and key.isascii() and key.isprintable()):
         raise Refused(400, "invalid_key", f"Idempotency-Key: 1 to {_MOST_KEY} printable ASCII characters")
     seconds = read_seconds(request.headers.get("runner-deadline"), "Runner-Deadline")
-    return call._replace(key=key, seconds=seconds, caller=request.scope["state"]["caller"])
+    caller, trace = request.scope["state"]["caller"], read_trace(request.headers)
+    return call._replace(key=key, seconds=seconds, caller=caller, trace=trace)
 
 
 def read_seconds(word: str | None, name: str) -> float | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import resource
 import signal
 import socket
 from collections import Counter
@@ -33,12 +32,14 @@ from runner.serve.deliveries import Deliveries, dead_letter
 from runner.serve.desk import Desk
 from runner.serve.door import Door
 from runner.serve.holds import HoldRecord
+from runner.serve.listen import raise_descriptors
 from runner.serve.metrics import Metrics
 from runner.serve.mounted import DaemonParts, DoorMount, Mounted
 from runner.serve.page.board import Board
 from runner.serve.page.page import Page
 from runner.serve.page.sessions import Sessions
 from runner.serve.peer import LOCAL_NAMES, PAGE, DoorPeer, Rules
+from runner.serve.pending import PendingConfirmations
 from runner.serve.plugins import DoorPlugins
 from runner.serve.refusal import Refused
 from runner.serve.roster import Roster
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
 
 MOST_CONNECTIONS = 512
 DRAIN_SECONDS = 30.0
-_MOST_DESCRIPTORS = 1 << 16
 _ANSWER_SECONDS = 5.0  # for answers to be sent after the last call has ended
 _EXPIRY_SECONDS = 30.0  # between looks for sessions of the page whose time is over
 _SESSIONS = "page-sessions.json"  # beside the ledger
@@ -121,6 +121,7 @@ class Daemon:
         self._stranger_told = -math.inf
         self._metrics = Metrics()
         self._alerts = Alerts(say)
+        self._pending = PendingConfirmations()
         ledger.on_fault = self._ledger_fault
         folder = os.path.dirname(os.path.abspath(options.ledger))
         if options.backend is not None:
@@ -189,6 +190,7 @@ class Daemon:
             reload=self._reload,
             alerts=self._alerts,
             mounted=self._mounted,
+            pending=self._pending,
             parts=() if self._control is None else self._control.parts,
             more_faults=lambda: () if self._control is None else self._control.faults,
         )
@@ -219,7 +221,12 @@ class Daemon:
             self._nursery = nursery
             if self._mounted is not None:
                 self._mounted.parts = DaemonParts(
-                    self._supervisor, self._desk, self._roster, self._ledger, self._options.policy
+                    self._supervisor,
+                    self._desk,
+                    self._roster,
+                    self._ledger,
+                    self._pending,
+                    self._options.policy,
                 )
                 self._mounted.nursery = nursery
             nursery.start_soon(self._signals, nursery)
@@ -451,10 +458,3 @@ async def serve(options: ServeOptions, environ: Mapping[str, str], say: Callable
 def run(options: ServeOptions, environ: Mapping[str, str], say: Callable[[str], None]) -> None:
     """`serve`, for a process that does nothing else."""
     trio.run(serve, options, environ, say)
-
-
-def raise_descriptors() -> None:
-    """Each connection and each cell takes some."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _MOST_DESCRIPTORS)), hard))

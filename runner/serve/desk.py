@@ -205,7 +205,7 @@ class Desk:
                 keeps = row.key is not None and account.asked is not None
                 if keeps and answer is not None and not await _tells(answer, hiders):
                     body = await off_loop_if_large(json.dumps, [answer.status, answer.document])
-                record = record_of(outcome, invocation)
+                record = record_of(outcome, invocation, request.trace)
                 await self._ledger.end(row.id, EndOfCall(outcome.code, output, record, body, account.asked))
             self._metrics.call(row.plugin, outcome.code, outcome.cause, time.monotonic() - began)
         return answer

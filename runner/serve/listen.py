@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import resource
 import socket
 import stat
 
 from sandbox.policy.load import trust_fault
 
 _BACKLOG = 128
+_MOST_DESCRIPTORS = 1 << 16
 
 
 class CannotListen(Exception):
@@ -90,3 +92,10 @@ def listen_tcp(address: str, *, anywhere: bool) -> socket.socket:
         listener.close()
         raise CannotListen(f"--http {address}: {getattr(error, 'strerror', None) or error}") from None
     return listener
+
+
+def raise_descriptors() -> None:
+    """Each connection and each cell takes some."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, _MOST_DESCRIPTORS)), hard))

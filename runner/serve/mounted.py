@@ -14,6 +14,7 @@ from runner.ledger.ledger import Ledger
 from runner.protocol.dialect import Notice, Progress
 from runner.serve.desk import Desk
 from runner.serve.door import Message, Receive, Send
+from runner.serve.pending import PendingConfirmations
 from runner.serve.plugins import DoorPlugins
 from runner.serve.refusal import Refused
 from runner.serve.roster import Roster
@@ -26,13 +27,14 @@ class DaemonParts(NamedTuple):
     desk: Desk
     roster: Roster
     ledger: Ledger
+    pending: PendingConfirmations
     policy: str | None = None
 
 
 class MountedApplication(Protocol):
     def hear(self, plugin: str, event: Notice | Progress) -> None: ...
     def questions(self) -> Iterator[dict[str, Any]]:
-        """Tools that a person has to look at: rows of plugin, tool, change and command."""
+        """What a person has to look at: rows of plugin, tool, change and command."""
         ...
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None: ...

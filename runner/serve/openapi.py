@@ -149,9 +149,19 @@ OPERATIONS: tuple[Operation, ...] = (
         ),
         (Parameter("state", "query", "only if it has this state"),),
     ),
+    Operation("pending", "GET", "/pending", "Confirmations that wait for a person.", "Pending", local=True),
+    Operation(
+        *("approve", "POST", "/pending/{confirmation}/approve", "Say yes to one.", "Confirmation", 200),
+        (Parameter("remember", "query", "once, session or always; once if it is missing"),),
+        local=True,
+    ),
+    Operation("deny", "POST", "/pending/{confirmation}/deny", "Say no to one.", "Confirmation", local=True),
     Operation(
         *("audit", "GET", "/audit", "Grants, refusals and connections, the newest first.", "Audit", 200),
-        (Parameter("what", "query", "grant, refusal, connection, control, delegation or removal"), _MOST),
+        (
+            Parameter("what", "query", "grant, refusal, connection, confirm, control, delegation or removal"),
+            _MOST,
+        ),
         local=True,
     ),
     Operation(
@@ -251,6 +261,16 @@ _SCHEMAS: dict[str, Schema] = {
         attempt={"type": "integer"},
         poster=_TEXT,
     ),
+    "Confirmation": object_of(
+        "id kind plugin subject lines seconds",
+        **dict.fromkeys(("id", "client", "plugin", "subject", "command"), _TEXT),
+        kind={"type": "string", "enum": ["call", "host"]},
+        lines={"type": "array", "items": _TEXT},
+        asked=_NUMBER,
+        seconds=_NUMBER,
+        allowed={"type": "boolean"},
+    ),
+    "Pending": object_of("pending", pending=list_of("Confirmation")),
     "Removed": object_of("id removed", id=_TEXT, plugin=_TEXT, hook=_TEXT, removed={"type": "boolean"}),
     "Stored": {"oneOf": [{"$ref": f"#/components/schemas/{each}"} for each in ("Delivery", "Spread")]},
     "Spread": object_of("id deliveries", id=_TEXT, deliveries=list_of("Delivery")),

@@ -89,12 +89,14 @@ class Roster:
         folders: Mapping[str, str] | None = None,
         holds: HoldRecord | None = None,
         given: Mapping[str, Mapping[str, Any]] | None = None,
+        numbers: Mapping[str, float] | None = None,
     ) -> None:
         """`supervisor`: None if the plugins run elsewhere. `ledger`: None if no changes are recorded.
         `chosen`: whether a plugin of the configuration is wanted, by its name. `services`: what a plugin may
         ask for. `names`: the file that remembers who has which name. `folders`, `given`: who has it, and what
         each gets, by settings of the caller's own, in tables [plugins.NAME]. `holds`: what was stopped or in
-        quarantine before; None: nothing is remembered."""
+        quarantine before; None: nothing is remembered. `numbers`: of supervision, where the settings have
+        none."""
         self._supervisor = supervisor
         self._chosen = chosen
         self._services = services
@@ -102,6 +104,7 @@ class Roster:
         self._holds = HoldRecord() if holds is None else holds
         self._folders: Mapping[str, str] = folders or {}
         self._given = Settings(given or {})
+        self._numbers: Mapping[str, float] = numbers or {}
         self._table = "[{}]" if folders is None else "[plugins.{}]"
         # One for all plugins: they are the operator's own choice. What is bound to orgs is not in a roster.
         self._bus = SnapshotBus()
@@ -141,7 +144,8 @@ class Roster:
             for fault in faults:
                 if fault not in self.faults:
                     self._say(f"{fault.path}: {fault.message}")
-            self.faults = faults
+            # What is no fault any more is told until its plugins are as the files say.
+            self.faults = (*faults, *(fault for fault in self.faults if fault not in faults))
             for gone in [name for name, entry in self._entries.items() if not _same(wanted.get(name), entry)]:
                 await self._remove(gone)
             for entry in wanted.values():
@@ -150,6 +154,7 @@ class Roster:
                 for each, entry in wanted.items():
                     if self._entries.get(each) != entry or each == name:
                         nursery.start_soon(self._put, entry)
+            self.faults = faults
         self.on_reload()
 
     def _kept(self, found: SourceScan) -> list[PluginSource]:
@@ -245,7 +250,7 @@ class Roster:
             services=(self._services(source.name) or Services())._replace(bus=self._bus),
             pending=entry.pending,
             held=self._holds.find(source.name, place_of(source)),
-            **(entry.settings or {}),
+            **{"numbers": self._numbers, **(entry.settings or {})},
         )
 
     async def _put(self, entry: _Entry) -> None:

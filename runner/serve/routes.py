@@ -1,6 +1,7 @@
 """What the door offers: one method for each route of runner/serve/openapi.py.
 
-No route writes an approval, a policy or a manifest. Who may call decides runner/serve/door.py.
+No route writes an approval, a policy or a manifest; a yes for good is kept by the gateway that
+asked it. Who may call decides runner/serve/door.py.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from runner.serve.mounted import Mounted
 from runner.serve.openapi import OPERATIONS, Operation, RoutePart, document
 from runner.serve.page.page import Handler, Page
 from runner.serve.peer import PAGE, VISITOR, is_local, org_of
+from runner.serve.pending import REMEMBERED, Consent, PendingConfirmations
 from runner.serve.plugins import DoorPlugins
 from runner.serve.refusal import STATUS, Refused, outcome_error
 from runner.serve.roster import Roster
@@ -75,6 +77,7 @@ class Routes:
         reload: Callable[[], Awaitable[None]],
         alerts: Alerts,
         mounted: Mounted | None = None,
+        pending: PendingConfirmations | None = None,
         parts: Sequence[RoutePart] = (),
         more_faults: Callable[[], Sequence[SourceFault]] = tuple,
     ) -> None:
@@ -89,6 +92,7 @@ class Routes:
         self._reload = reload
         self._alerts = alerts
         self._mounted = mounted
+        self._pending = pending or PendingConfirmations()
         self._parts = parts
         self._more_faults = more_faults
         self.version = build_version()  # now: an upgrade replaces the files of a daemon that runs
@@ -241,6 +245,33 @@ class Routes:
 
     async def end_sessions(self, request: Request) -> Response:
         return Json({"ended": self._page.sessions.end_all()})
+
+    # --- confirmations --------------------------------------------------------------------------------------
+
+    async def pending(self, request: Request) -> Response:
+        return Json({"pending": self._pending.list()})
+
+    async def approve(self, request: Request) -> Response:
+        word = request.query_params.get("remember", "once")
+        remembered = next((each for each in REMEMBERED if each == word), None)
+        if remembered is None:
+            raise Refused(400, "invalid_query", f"remember is one of {', '.join(REMEMBERED)}")
+        return self._decide(request, Consent(True, remembered))
+
+    async def deny(self, request: Request) -> Response:
+        return self._decide(request, Consent(False))
+
+    def _decide(self, request: Request, consent: Consent) -> Response:
+        number = request.path_params["confirmation"]
+        by = request.scope["state"]["caller"]
+        try:
+            row = self._pending.decide(
+                number, consent._replace(by=by if consent.allowed else f"{by} said no")
+            )
+        except KeyError:
+            message = f"no confirmation {number[:60]!a} waits for an answer: it has one, or its time is over"
+            raise Refused(404, "no_such_confirmation", message, "runner ctl pending lists them") from None
+        return Json({**row, "allowed": consent.allowed})
 
     # --- plugins --------------------------------------------------------------------------------------------
 

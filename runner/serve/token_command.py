@@ -11,6 +11,7 @@ from typing import Literal
 
 import trio
 
+from sandbox import surroundings
 from sandbox.document.diagnostic import quoted
 
 _SECONDS = 30.0
@@ -58,6 +59,8 @@ async def _run(command: Sequence[str], given: bytes) -> tuple[bytes, int | None]
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
+        env=dict(surroundings.variables()),
+        cwd=surroundings.working_folder(),
     )
     assert process.stdin is not None and process.stdout is not None
     told, status = b"", None

@@ -26,6 +26,7 @@ from runner.launch.remote.remote_cell import RemoteCell, open_cage
 from runner.launch.stages import Invocation
 from runner.outcome import Failure
 from runner.session.pending import first_of
+from sandbox import surroundings
 from sandbox.speed.value import NamedTuple
 
 # After which a parked cell is ended that no call has taken.
@@ -232,7 +233,7 @@ class Parking:
 def _place() -> tuple[object, ...]:
     """What a launch takes over from this process beside its arguments."""
     try:
-        folder = os.getcwd()
+        folder = surroundings.working_folder()
     except OSError:
         folder = ""
     return folder, os.getresuid(), os.getresgid()

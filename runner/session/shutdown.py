@@ -12,6 +12,7 @@ import math
 
 import trio
 
+from runner.launch.verdict import is_killed_after_signal
 from runner.outcome import Outcome
 from runner.protocol.dialect import Events, Refusal, Reply, ShutdownSteps, Violation
 from runner.session import account
@@ -183,8 +184,11 @@ class Shutdown:
             if await self._has_ended_within(max(steps.exit, left)):
                 return
             if steps.terminate and not state.over.is_set():
-                state.cell.signal(_SIGTERM)
+                image = state.terms.plugin.spec.image
+                state.cell.signal(_SIGTERM if image is None else image.stop_signal)
                 if await self._has_ended_within(steps.terminate):
+                    ended = state.cell.has_ended  # the monitor's clock may have run out a moment before ours
+                    state.record.forced = ended is not None and is_killed_after_signal(ended.outcome)
                     return
         if state.over.is_set() or state.cell.has_ended is not None:
             return

@@ -1,7 +1,7 @@
 """The authority of one launch, and the certificate that the broker shows to the plugin.
 
-Both are made before the plugin runs, in a process of its own that then ends: `cryptography` takes 16 MB, and
-the key of the authority is needed for a moment only. Nobody can sign anything else with it afterwards. One
+Both are made before the plugin runs, in a process of its own that then ends: the key of the authority is
+needed for a moment only, and nobody can sign anything else with it afterwards. One
 certificate is for all hosts, because a confined process can load no other: OpenSSL's context takes it from a
 file. So a name that is more than one label below a rule such as *.example.com has no certificate.
 """
@@ -11,19 +11,17 @@ from __future__ import annotations
 import _socket as socket
 import os
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple
 
+from sandbox.broker.curve_key import CurveKey
 from sandbox.broker.der import TRUE, bits, integer, name_of, octets, pem, sequence, tlv
-from sandbox.network.rules import LOCALHOST, HostRule, parse_rule
+from sandbox.network.credentials import CertifiedHosts
 
 # The clock of the plugin may be another one. Clients accept a certificate of 398 days; a launch that lasts
 # longer has to be repeated.
 _DAYS_BEFORE, _DAYS_AFTER = 1, 396
-LOCAL_ADDRESSES = ("127.0.0.1", "::1")
 _NOBODY = "invalid"  # a name that no host has (RFC 2606), for constraints that allow no name at all
 _NAMES = ("plugin-runner: the authority of one launch", "plugin-runner: a server of one launch")
-_ID_BYTES, _NUMBER_BYTES = 20, 32  # of a key
+_ID_BYTES = 20  # of a key
 # Object identifiers: ecdsa-with-SHA256, id-ecPublicKey, prime256v1, id-at-commonName, id-kp-serverAuth.
 _SIGNATURE, _EC_KEY, _CURVE = "1.2.840.10045.4.3.2", "1.2.840.10045.2.1", "1.2.840.10045.3.1.7"
 _COMMON_NAME, _SERVER = "2.5.4.3", "1.3.6.1.5.5.7.3.1"
@@ -34,24 +32,10 @@ _SIGNS_HANDSHAKES, _SIGNS_CERTIFICATES = bits(b"\x80", 7), bits(b"\x04", 2)
 _DNS_NAME, _ADDRESS = 0x82, 0x87  # tags of a general name
 
 
-class Hosts(NamedTuple):
-    names: tuple[str, ...]  # also *.example.com
-    addresses: tuple[str, ...]
-
-
-def hosts_of(rules: Sequence[HostRule]) -> Hosts:
-    names = {rule.host: None for rule in rules if rule.kind in ("name", "loopback")}
-    names |= {f"*.{rule.host}": None for rule in rules if rule.kind == "below"}
-    addresses = {rule.host: None for rule in rules if rule.kind == "address"}
-    if LOCALHOST in names:
-        addresses |= dict.fromkeys(LOCAL_ADDRESSES)
-    return Hosts(tuple(names), tuple(addresses))
-
-
-def run_authority(rules: Sequence[str], told: int, chain: int) -> None:
+def run_authority(hosts: CertifiedHosts, told: int, chain: int) -> None:
     """Make the certificates, in a process of its own. The authority's goes to the pipe `told`; the key and
-    the certificate for the plugin go to `chain`. `rules`: for which hosts."""
-    authority, own = make_certificates(hosts_of([parse_rule(rule) for rule in rules]))
+    the certificate for the plugin go to `chain`."""
+    authority, own = make_certificates(hosts)
     _write(told, authority)
     _write(chain, own)
 
@@ -62,32 +46,19 @@ def _write(fd: int, data: bytes) -> None:
     os.close(fd)
 
 
-def make_certificates(hosts: Hosts) -> tuple[bytes, bytes]:
+def make_certificates(hosts: CertifiedHosts) -> tuple[bytes, bytes]:
     """The authority's certificate; the key and the certificate for the plugin. All as PEM."""
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
+    keys = CurveKey(), CurveKey()
     ids = [os.urandom(_ID_BYTES) for _ in keys]
     certificates = [
-        _sign(keys[0], _point(keys[0]), 0, _of_authority(hosts, ids[0])),
-        _sign(keys[0], _point(keys[1]), 1, _of_server(hosts, ids[0], ids[1])),
+        _sign(keys[0], keys[0].point, 0, _of_authority(hosts, ids[0])),
+        _sign(keys[0], keys[1].point, 1, _of_server(hosts, ids[0], ids[1])),
     ]
-    secret = keys[1].private_numbers().private_value.to_bytes(_NUMBER_BYTES, "big")
-    curve, point = tlv(0xA0, name_of(_CURVE)), tlv(0xA1, bits(_point(keys[1])))
-    key = pem("EC PRIVATE KEY", sequence(integer(1), octets(secret), curve, point))
-    return certificates[0], key + certificates[1]
+    return certificates[0], pem("EC PRIVATE KEY", keys[1].private) + certificates[1]
 
 
-def _point(key: Any) -> bytes:
-    numbers = key.public_key().public_numbers()
-    return b"\x04" + b"".join(each.to_bytes(_NUMBER_BYTES, "big") for each in (numbers.x, numbers.y))
-
-
-def _sign(key: Any, point: bytes, which: int, extensions: Sequence[bytes]) -> bytes:
+def _sign(key: CurveKey, point: bytes, which: int, extensions: list[bytes]) -> bytes:
     """A certificate for the key at `point`."""
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     algorithm = sequence(name_of(_SIGNATURE))
     content = sequence(
         tlv(0xA0, integer(2)),  # version 3
@@ -99,8 +70,7 @@ def _sign(key: Any, point: bytes, which: int, extensions: Sequence[bytes]) -> by
         sequence(sequence(name_of(_EC_KEY), name_of(_CURVE)), bits(point)),
         tlv(0xA3, sequence(*extensions)),
     )
-    signature = key.sign(content, ec.ECDSA(hashes.SHA256()))
-    return pem("CERTIFICATE", sequence(content, algorithm, bits(signature)))
+    return pem("CERTIFICATE", sequence(content, algorithm, bits(key.sign(content))))
 
 
 def _name(text: str) -> bytes:
@@ -118,7 +88,7 @@ def _extension(number: int, content: bytes, *, critical: bool = False) -> bytes:
     return sequence(name_of(f"2.5.29.{number}"), TRUE if critical else b"", octets(content))
 
 
-def _of_authority(hosts: Hosts, own: bytes) -> list[bytes]:
+def _of_authority(hosts: CertifiedHosts, own: bytes) -> list[bytes]:
     """It is for these hosts and nobody else. A kind of name that is not mentioned would not be
     constrained."""
     names = [_dns(name.removeprefix("*.")) for name in hosts.names] or [_dns(_NOBODY)]
@@ -134,7 +104,7 @@ def _of_authority(hosts: Hosts, own: bytes) -> list[bytes]:
     ]
 
 
-def _of_server(hosts: Hosts, issuer: bytes, own: bytes) -> list[bytes]:
+def _of_server(hosts: CertifiedHosts, issuer: bytes, own: bytes) -> list[bytes]:
     addresses = [tlv(_ADDRESS, _pack(address)) for address in hosts.addresses]
     return [
         _extension(_ALTERNATIVE_NAMES, sequence(*map(_dns, hosts.names), *addresses)),

@@ -20,6 +20,7 @@ import select
 import struct
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
 from sandbox.broker.calls import broker_filter
@@ -38,6 +39,7 @@ from sandbox.gate.loop import READ, Loop
 from sandbox.network.credentials import BrokerPlan, HiddenValue
 from sandbox.network.hosts import read_address
 from sandbox.seccomp.filter import machine_arch
+from sandbox.speed.libc import open_libc
 
 if TYPE_CHECKING:
     from sandbox.broker.connection import BrokerParts, Connection
@@ -89,7 +91,7 @@ def run_broker(
         # A name in a TLS hello that is not ASCII fails in the module _ssl, which then ends the handshake. To
         # show the fault, Python would read source files.
         sys.unraisablehook = lambda _: None
-        # The launch waits for the certificates. So this process waits too, and leaves it the processors.
+        # This ends when the launch has done its part. Until then this process leaves it the processors.
         certificates = _read_all(chain)
         broker = PluginBroker(plan, hidden)
         broker.load(certificates)
@@ -128,6 +130,10 @@ class PluginBroker:
         self._around = BrokerParts(self._tasks, self._terms, self._report, plugin_tls, server_tls)
         rehearse(plugin_tls, server_tls)
         _preload()
+        # A broker may wait for days: what loading has left over is a fifth of its own memory.
+        gc.collect()
+        with suppress(AttributeError):  # only glibc has it
+            open_libc().malloc_trim(0)
 
     def serve(self, channel: int, alive: int, cpu_limiter: CpuLimiter) -> None:
         self._channel = socket.socket(fileno=channel)

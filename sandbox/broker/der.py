@@ -1,5 +1,5 @@
 """The few forms of DER and PEM that the certificates of a launch need. `cryptography.x509` does the same, and
-takes 50 to 70 ms to import, while a launch waits: half of it is for e-mail addresses and the keys of SSH."""
+takes 50 to 70 ms to import, while a launch waits."""
 
 from __future__ import annotations
 

@@ -3,10 +3,7 @@ look at these before they send anything."""
 
 from __future__ import annotations
 
-import math
 import os
-import re
-import string
 
 # What says whose token it is, and of which kind. Longer ones come first.
 PREFIXES = (
@@ -36,21 +33,24 @@ PREFIXES = (
 )
 FEWEST_RANDOM_BITS = 64  # outside of the prefix: nobody guesses it, and nothing else is taken for it
 
-_JWT = re.compile(rb"(eyJ[A-Za-z0-9_-]*\.eyJ)[A-Za-z0-9_-]*\.[A-Za-z0-9_-]*\Z")
-_UUID = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z", re.IGNORECASE)
-_UUID_KEPT = (14, 19)  # the digits of its version and its variant
-_HEX = (b"0123456789abcdef", b"0123456789ABCDEF")
-_CLASSES = tuple(text.encode() for text in (string.digits, string.ascii_lowercase, string.ascii_uppercase))
+_JWT_START = b"eyJ"  # of its first two parts: `{"` in base64
+_UUID_SIZES, _UUID_KEPT = [8, 4, 4, 4, 12], (14, 19)  # the digits of its version and its variant are kept
+_DIGITS, _LOWER, _UPPER = b"0123456789", b"abcdefghijklmnopqrstuvwxyz", b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_CLASSES = (_DIGITS, _LOWER, _UPPER)
+_HEX = (_DIGITS + b"abcdef", _DIGITS + b"ABCDEF")
+_URL_SAFE = frozenset(b"".join(_CLASSES) + b"-_")
 
 
 def make_placeholder(value: bytes) -> bytes:
     """Raises ValueError, with the rest of a sentence that begins with the value, if too little of it could be
     another."""
     alphabets = _alphabets(value)
-    bits = sum(math.log2(len(alphabet)) for alphabet in alphabets if alphabet)
-    if bits < FEWEST_RANDOM_BITS:
+    possible = 1
+    for alphabet in alphabets:
+        possible *= len(alphabet) or 1
+    if (bits := possible.bit_length() - 1) < FEWEST_RANDOM_BITS:
         raise ValueError(
-            f"is too short to hide: {bits:.0f} bits of it can be made up, {FEWEST_RANDOM_BITS} are the fewest"
+            f"is too short to hide: {bits} bits of it can be made up, {FEWEST_RANDOM_BITS} are the fewest"
         )
     while (made := _make(value, alphabets)) == value:
         pass
@@ -110,6 +110,11 @@ def _is_plain(byte: int) -> bool:
     return any(byte in each for each in _CLASSES)
 
 
+def _is_uuid(value: bytes) -> bool:
+    parts = value.split(b"-")
+    return list(map(len, parts)) == _UUID_SIZES and not set(b"".join(parts).lower()) - set(_HEX[0])
+
+
 def _make(value: bytes, alphabets: list[bytes]) -> bytes:
     return bytes(
         _choose(alphabet) if alphabet else byte for byte, alphabet in zip(value, alphabets, strict=True)
@@ -130,7 +135,7 @@ def _alphabets(value: bytes) -> list[bytes]:
     whole = next((each for each in _HEX if rest and not set(rest) - set(each)), b"")
     if not set(rest) - set(_CLASSES[0]):
         whole = b""  # digits alone stay digits
-    kept = {*range(start), *(_UUID_KEPT if _UUID.match(value) else ())}
+    kept = {*range(start), *(_UUID_KEPT if _is_uuid(value) else ())}
     found = []
     for place, byte in enumerate(value):
         alphabet = next((each for each in _CLASSES if byte in each), b"")
@@ -139,6 +144,8 @@ def _alphabets(value: bytes) -> list[bytes]:
 
 
 def _prefix(value: bytes) -> bytes:
-    if token := _JWT.match(value):
-        return token[1]  # its first part names an algorithm
+    parts = value.split(b".")
+    is_jwt = len(parts) == 3 and all(part.startswith(_JWT_START) for part in parts[:2])
+    if is_jwt and _URL_SAFE.issuperset(b"".join(parts)):
+        return parts[0] + b"." + _JWT_START  # the first part names an algorithm
     return next((prefix for prefix in PREFIXES if value.startswith(prefix)), b"")

@@ -15,13 +15,12 @@ from typing import Any, NamedTuple
 
 import h11
 
-from sandbox.broker.authority import LOCAL_ADDRESSES
 from sandbox.broker.echo import NOTHING, Replacements, blanked, escape
 from sandbox.broker.judge import find_rule, is_for, normal_path, rules_of
 from sandbox.broker.placeholder import same_shape
 from sandbox.network.credentials import BrokerPlan, HiddenValue
 from sandbox.network.hosts import Host, parse_host
-from sandbox.network.rules import LOCALHOST, NEVER_ALLOWED, parse_authority, parse_rule
+from sandbox.network.rules import LOCAL_ADDRESSES, LOCALHOST, NEVER_ALLOWED, parse_authority, parse_rule
 
 _METHOD = re.compile(r"[A-Z][A-Z-]{0,31}\Z", re.ASCII)
 _ABSOLUTE = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<path>[^#]*)\Z")

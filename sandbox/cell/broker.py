@@ -13,9 +13,9 @@ import select
 from sandbox.broker.placeholder import cover, make_placeholder
 from sandbox.cell.beside import fork_beside, lease_beside
 from sandbox.cell.contents import Contents
-from sandbox.network.credentials import AUTHORITIES, BrokerPlan, HiddenValue
+from sandbox.network.credentials import AUTHORITIES, BUNDLE, BrokerPlan, CertifiedHosts, HiddenValue
 from sandbox.plan.layers import LayerUnavailable
-from sandbox.plan.plan import LaunchPlan, Operation, ReadOnly, Text
+from sandbox.plan.plan import Bind, LaunchPlan, Operation, ReadOnly, Text
 from sandbox.speed.scopes import ExitStack, contextmanager, suppress
 from sandbox.speed.signals import signal
 from sandbox.speed.typed import TYPE_CHECKING, Iterator, NoReturn
@@ -32,7 +32,6 @@ _VARIABLES = (
     *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO"),
     *("AWS_CA_BUNDLE", "DENO_CERT", "CARGO_HTTP_CAINFO"),
 )
-BUNDLE = "/.authorities.pem"  # in the cage
 
 
 class BrokerProcess:
@@ -40,12 +39,14 @@ class BrokerProcess:
         self,
         channel: _socket.socket,
         alive: int,
+        held: ExitStack,
         authority: _Authority,
         hidden: tuple[HiddenValue, ...],
         others: tuple[tuple[bytes, bytes], ...],
     ) -> None:
         self.channel = channel  # the gate's end
         self._alive = alive
+        self._held = held
         self._authority = authority
         self._hidden = hidden
         self._others = others  # values that are hidden too, and never sent
@@ -55,10 +56,9 @@ class BrokerProcess:
         a value was filled into the command line or into another variable, its placeholder stands too. Raises
         LayerUnavailable."""
         given = {each.name: os.fsdecode(each.placeholder) for each in self._hidden}
-        pairs = [*((each.value, each.placeholder) for each in self._hidden), *self._others]
 
         def covered(text: str) -> str:
-            return os.fsdecode(cover(os.fsencode(text), pairs))
+            return os.fsdecode(self._cover(os.fsencode(text)))
 
         env = {name: given.get(name) or covered(value) for name, value in plan.env}
         for name in _VARIABLES:
@@ -67,8 +67,23 @@ class BrokerProcess:
         return plan._replace(
             argv=tuple(map(covered, plan.argv)),
             env=tuple(sorted(env.items())),
-            operations=_with_bundle(plan.operations, bundle),
+            operations=_with_bundle(plan, bundle),
         )
+
+    def dress_files(self, contents: Contents) -> Contents:
+        """The files in memory, with the placeholders."""
+        secrets, files = (
+            {name: self._cover(value) for name, value in part.items()}
+            for part in (contents.secrets, contents.files)
+        )
+        return Contents(secrets, files, contents.hidden)
+
+    def _cover(self, data: bytes) -> bytes:
+        return cover(data, [*((each.value, each.placeholder) for each in self._hidden), *self._others])
+
+    def begin(self) -> None:
+        """Let the broker load what it needs: the launch has done its part, and needs the processors less."""
+        self._held.close()
 
     def dismiss(self) -> None:
         """Tell the broker that the plugin has ended: nobody reads the answers any more."""
@@ -99,7 +114,7 @@ class _Authority:
                 break
             found += part
         if not found.endswith(b"-----END CERTIFICATE-----\n"):
-            hint = "run `runner doctor`; its package cryptography may be missing: install the runner again"
+            hint = "the OpenSSL of this Python makes them; install the runner for the system's own Python"
             raise LayerUnavailable("network", "the certificates of this launch could not be made", hint)
         self._reap()
         return found
@@ -117,12 +132,17 @@ def _read_authorities() -> bytes:
     return b""
 
 
-def _with_bundle(operations: tuple[Operation, ...], bundle: bytes) -> tuple[Operation, ...]:
+def _with_bundle(plan: LaunchPlan, bundle: bytes) -> tuple[Operation, ...]:
     """The bundle, and the same in the places where the system has one."""
-    *others, last = operations
-    assert last == ReadOnly("/")
-    places = dict.fromkeys(os.path.realpath(path) for path in AUTHORITIES if os.path.exists(path))
-    return (*others, Text(BUNDLE, bundle), *(Text(place, bundle, covers=True) for place in places), last)
+    operations = plan.operations
+    # The root of an image with a layer stays writable.
+    others, last = (operations[:-1], operations[-1:]) if operations[-1] == ReadOnly("/") else (operations, ())
+    # An image has the system's in places of its own.
+    places = dict.fromkeys(op.dest for op in operations if isinstance(op, Bind) and op.dest in AUTHORITIES)
+    # The host's own places may lead through links in an image.
+    if not places and not plan.image:
+        places = dict.fromkeys(os.path.realpath(path) for path in AUTHORITIES if os.path.exists(path))
+    return (*others, Text(BUNDLE, bundle), *(Text(place, bundle, covers=True) for place in places), *last)
 
 
 def _hide(plan: BrokerPlan, contents: Contents | None) -> tuple[HiddenValue, ...]:
@@ -143,11 +163,13 @@ def open_broker(
     with ExitStack() as stack:
         (ready, ready_w), (chain, chain_w) = (os.pipe2(os.O_CLOEXEC) for _ in range(2))
         stack.callback(os.close, ready)
+        held = stack.enter_context(ExitStack())
+        held.callback(os.close, chain_w)  # the broker waits for the end of what comes through it
         with ExitStack() as theirs:
-            for fd in (ready_w, chain_w, chain):
+            for fd in (ready_w, chain):
                 theirs.callback(os.close, fd)
             # First: it takes longest, and the launch needs its result.
-            pid = fork_beside(lambda: _run_authority(plan.hosts, ready_w, chain_w), (ready, chain), None)
+            pid = fork_beside(lambda: _run_authority(plan.certified, ready_w, chain_w), (ready, chain), None)
             authority = stack.enter_context(_Authority(pid, ready))
             identity = None
             if uid_range is not None:
@@ -170,7 +192,7 @@ def open_broker(
         names = {each.name for each in plan.credentials}
         values = {} if contents is None else contents.hidden
         others = tuple((value, b"*" * len(value)) for name, value in values.items() if name not in names)
-        yield BrokerProcess(ours, alive, authority, hidden, others)
+        yield BrokerProcess(ours, alive, held, authority, hidden, others)
 
 
 def _end(pid: int) -> None:
@@ -179,7 +201,7 @@ def _end(pid: int) -> None:
     os.waitpid(pid, 0)
 
 
-def _run_authority(hosts: tuple[str, ...], told: int, chain: int) -> NoReturn:
+def _run_authority(hosts: CertifiedHosts, told: int, chain: int) -> NoReturn:
     from sandbox.broker.authority import run_authority
 
     run_authority(hosts, told, chain)

@@ -56,10 +56,10 @@ class Contents:
     def wipe(self) -> None:
         """Overwrite all secrets, in a forked child that needs none. In place, because stack frames inherited
         from the launching process refer to them too."""
-        self.wipe_files()
-        if self.hidden:
+        if self.hidden:  # first: a file may have the same value
             _scrub_memory(list(self.hidden.values()))
             self.hidden.clear()
+        self.wipe_files()
 
     def wipe_files(self) -> None:
         """The same, but for what is hidden: in a child that needs that."""
@@ -69,7 +69,7 @@ class Contents:
     def wipe_of_others(self, environ: Mapping[bytes, bytes]) -> None:
         """For a process that needs what is hidden here: overwrite the secrets of other plugins, as far as
         they are in the environment."""
-        from sandbox.policy.credentials import looks_secret
+        from sandbox.network.credentials import looks_secret
 
         self.wipe_files()
         own = self.hidden.values()
@@ -99,78 +99,49 @@ class Contents:
 
 
 def _overwrite(secrets: dict[str, bytes]) -> None:
-    import ctypes
-
     for value in secrets.values():
         if len(value) > 1:  # Python shares shorter ones
-            ctypes.memset(id(value) + bytes.__basicsize__ - 1, 0, len(value))
+            _clear(id(value) + bytes.__basicsize__ - 1, len(value))
     secrets.clear()
 
 
-_SCRUBBED_AT_ONCE = 1 << 20
+def _clear(address: int, size: int) -> None:
+    from sandbox.speed.libc import memory_at
+
+    memory_at(address, size).raw = bytes(size)
 
 
 def _scrub_memory(values: list[bytes]) -> None:
     """Overwrite all copies of these values in the memory of this process: they came with the environment, and
     Python has made others of them."""
-    # As text, too: a character takes two bytes where the text has others than Latin ones.
-    forms = [form for value in values for form in (value, value.decode("latin-1").encode("utf-16-le"))]
-    sizes = list(map(len, forms))
-    # These two are left out: what is looked for must not be overwritten before the end.
-    sought, buffer = bytearray().join(forms), bytearray(_SCRUBBED_AT_ONCE + max(sizes))
-    del forms
-    spared = [_place(sought), _place(buffer)]
-    memory = os.open("/proc/self/mem", os.O_RDWR | os.O_CLOEXEC)
-    try:
-        for start, end in _writable_memory(spared):
-            for at in range(start, end, _SCRUBBED_AT_ONCE):
-                with memoryview(buffer) as whole, whole[: min(len(buffer), end - at)] as room:
-                    try:
-                        count = os.preadv(memory, [room], at)
-                    except OSError:  # a mapping of a device
-                        break
-                _overwrite_found(memory, at, buffer, count, sought, sizes)
-    finally:
-        os.close(memory)
-        sought[:] = bytes(len(sought))
-        buffer[:] = bytes(len(buffer))
+    from sandbox.speed.libc import MachineWord, addressof, open_libc, writable
 
-
-def _overwrite_found(
-    memory: int, at: int, buffer: bytearray, count: int, sought: bytearray, sizes: list[int]
-) -> None:
-    begin = 0
-    for size in sizes:
-        with memoryview(sought) as every, every[begin : begin + size] as form:
-            found = buffer.find(form, 0, count)
-            while found >= 0:
-                os.pwrite(memory, bytes(size), at + found)
-                found = buffer.find(form, found + 1, count)
-        begin += size
-
-
-def _place(of: bytearray) -> tuple[int, int]:
-    from ctypes import addressof, c_char
-
-    start = addressof(c_char.from_buffer(of))
-    return start, start + len(of)
-
-
-def _writable_memory(spared: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The private memory of this process that can be written, without these ranges."""
-    found = []
+    find = open_libc().pointer("memmem")
+    sought = []
+    for value in values:
+        # As text, too: a character takes two bytes where the text has others than Latin ones.
+        for form in (value, value.decode("latin-1").encode("utf-16-le")):
+            sought.append(writable(len(form)))
+            sought[-1].raw = form
+    own = {addressof(each) for each in sought}
     with open("/proc/self/maps", "rb") as file:
-        for line in file:
-            place, rights, _ = line.split(b" ", 2)
-            if rights.startswith(b"rw"):
-                low, _, high = place.partition(b"-")
-                start, end = int(low, 16), int(high, 16)
-                for first, last in sorted(spared):
-                    if start < last and first < end:
-                        found += [(start, first)] * (start < first)
-                        start = last
-                found += [(start, end)] * (start < end)
-    return found
+        lines = file.read().splitlines()
+    for line in lines:
+        place, rights, _ = line.split(b" ", 2)
+        if not rights.startswith(b"rw") or not rights.endswith(b"p"):  # shared memory is not ours alone
+            continue
+        start, end = (int(each, 16) for each in place.split(b"-"))
+        found = []
+        for each in sought:
+            at = start
+            while at := find(MachineWord(at), MachineWord(end - at), each, MachineWord(len(each))) or 0:
+                if at not in own:
+                    found.append((at, len(each)))
+                at += 1
+        for at, size in found:
+            _clear(at, size)
+    for each in sought:
+        each.raw = bytes(len(each))
 
 
 def read_contents(fd: int) -> Contents:

@@ -16,6 +16,7 @@ from sandbox.network.egress import EgressPlan
 from sandbox.network.recipe import find_recipe
 from sandbox.spawn.network import outside_network
 from sandbox.spawn.order import NetworkOrder
+from sandbox.speed.bundle import expect, load
 from sandbox.speed.scopes import contextmanager, suppress
 from sandbox.speed.typed import TYPE_CHECKING, Callable, Iterator, NoReturn
 
@@ -75,6 +76,7 @@ def open_gate(
         return GateProcess(pid, audit, alive, order, channel)
 
     with fork_audited(run, uid_range, forget, make) as gate:
+        expect("gate")
         yield gate
 
 
@@ -86,7 +88,8 @@ def _run_gate(
     identity: tuple[int, int] | None,
     broker: int,
 ) -> NoReturn:
-    # Imported only in the gate, while this process goes on with the launch.
+    # Loaded only in the gate, while this process goes on with the launch.
+    load("gate")
     from sandbox.gate.gate import run_gate
 
     run_gate(channel, egress, audit, alive, identity, broker)

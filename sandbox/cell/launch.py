@@ -70,6 +70,8 @@ def launch(
                 if error.stage != OVERLAY:
                     raise
                 why = f"this machine mounts no overlay there: {os.strerror(error.errno)}"
+                if any(each.memory for each in open_plan.plan.overlays):
+                    raise _no_layer(open_plan.plan, why) from None
                 if open_plan.plan.staged:
                     raise _not_staged(open_plan.plan, why) from None
                 bare = open_plan._replace(plan=open_plan.plan.without_overlays(why))
@@ -183,6 +185,7 @@ def _launch_in_network(
         gate = stack.enter_context(open_gate(plan.egress, uids, bounds.launch, limits, forget, door))
         if broker is not None:  # now: until here its first act and the gate's had time
             open_plan = open_plan._replace(plan=broker.dress(plan))
+            contents = broker.dress_files(contents) if contents is not None else None
             gate.broker = broker
         yield stack.enter_context(
             _launch(open_plan, owner, bwrap_path, bounds, contents, gate, observer, agent)
@@ -336,6 +339,8 @@ def _spawn_with_gate(gate: GateProcess, order: SpawnOrder) -> int:
         raise LayerUnavailable("network", f"{error}{why}", hint) from None
     finally:
         gate.close_channel()
+        if gate.broker is not None:
+            gate.broker.begin()
 
 
 def _order(
@@ -395,12 +400,19 @@ def _overlaid_folders(open_plan: OpenPlan) -> list[OverlaidFolder]:
         OverlaidFolder(
             dest,
             (open_plan.descriptors[dest], reals[dest]),
-            (held[dest].folder, path),
-            held[dest].work,
+            (held[dest].folder, path) if dest in held else None,
+            held[dest].work if dest in held else "",
             owner,
         )
-        for dest, path, owner in plan.overlays
+        for dest, path, owner, _ in plan.overlays
     ]
+
+
+def _no_layer(plan: LaunchPlan, why: str) -> LayerUnavailable:
+    from sandbox.plan.layers import LayerUnavailable
+
+    hint = "runner doctor says what this machine can do; docker run --read-only needs no layer"
+    return LayerUnavailable("image", f"{plan.image} gets no layer for what it changes: {why}", hint)
 
 
 def _not_staged(plan: LaunchPlan, why: str) -> LayerUnavailable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
+from sandbox.plan.plan import changes_of
 from sandbox.spawn.order import OVERLAY, OverlayOrder, SpawnError
 from sandbox.speed.scopes import ExitStack
 from sandbox.speed.typed import Iterable, Sequence
@@ -16,7 +17,7 @@ class OverlaidFolder(NamedTuple):
 
     dest: str
     lower: tuple[int, str]
-    changes: tuple[int, str]  # has `upper` and `work`
+    changes: tuple[int, str] | None  # has `upper` and `work`; None: they are in memory
     work: str
     owner: tuple[int, int] | None = None  # who appears as the plugin; None: the owner of the folder itself
 
@@ -34,7 +35,9 @@ def add_parts(
         from sandbox.identity.idmap import FileOwner, IdmapUnavailable, detached_mount, idmapped_mount
     for dest, lower, changes, _, staged_for in folders:
         if plugin is None:
-            binds[_lower(dest)], binds[_changes(dest)] = lower, changes
+            binds[_lower(dest)] = lower
+            if changes is not None:
+                binds[changes_of(dest)] = changes
             continue
         # The plugin's uid cannot go to the folders by name, and what it changes of root's files has to appear
         # as its own. Overlayfs never writes to a lower folder; this mount is read-only besides.
@@ -44,9 +47,10 @@ def add_parts(
             mapped = idmapped_mount(lower[0], owner, FileOwner(*plugin), read_only=True)
             stack.callback(os.close, mapped)
             mounts[_lower(dest)] = mapped, stat.S_ISDIR(held.st_mode)
-            detached = detached_mount(changes[0])
-            stack.callback(os.close, detached)
-            mounts[_changes(dest)] = detached, True
+            if changes is not None:
+                detached = detached_mount(changes[0])
+                stack.callback(os.close, detached)
+                mounts[changes_of(dest)] = detached, True
         except IdmapUnavailable as refused:
             raise SpawnError(OVERLAY, refused.errno) from None
 
@@ -54,15 +58,10 @@ def add_parts(
 def overlay_orders(folders: Iterable[OverlaidFolder], numbers: Sequence[str]) -> tuple[OverlayOrder, ...]:
     """`numbers`: the names of all folders that are mounted before bwrap starts, each at its number."""
     return tuple(
-        OverlayOrder(numbers.index(_lower(each.dest)), numbers.index(_changes(each.dest)), each.work)
+        OverlayOrder(numbers.index(_lower(each.dest)), numbers.index(changes_of(each.dest)), each.work)
         for each in folders
     )
 
 
-# No destination: these begin with no slash.
 def _lower(dest: str) -> str:
-    return f"lower of {dest}"
-
-
-def _changes(dest: str) -> str:
-    return f"changes of {dest}"
+    return f"lower of {dest}"  # as changes_of: no destination

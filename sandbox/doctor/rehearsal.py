@@ -17,8 +17,8 @@ from sandbox.doctor.finding import Finding
 from sandbox.doctor.trial import Run, run_bwrap
 from sandbox.doctor.user_namespaces import filter_remedy, read_surroundings
 from sandbox.files import write_all
-from sandbox.plan.layers import INSIDE_ID as INSIDE_NUMBER
 from sandbox.plan.operations import PROC_MASKS
+from sandbox.spec import INSIDE_ID as INSIDE_NUMBER
 
 INSIDE_ID = str(INSIDE_NUMBER)
 _SHELL = "/bin/sh"

@@ -55,12 +55,10 @@ class AuditPipe:
         self._counts[key] = self._counts.get(key, 0) + 1
 
     def _write(self, line: AuditLine) -> None:
-        fields = line._asdict()
-        for key, value in fields.items():
-            if isinstance(value, str):
-                fields[key] = value[:_MOST_TEXT_CHARACTERS]
-            elif isinstance(value, float):
-                fields[key] = round(value, 6)
+        fields = {
+            key: value[:_MOST_TEXT_CHARACTERS] if isinstance(value, str) else round(value, 6)
+            for key, value in line._asdict().items()
+        }
         if self._dropped and not self._write_dropped():
             self._dropped += 1
         elif not self._put(fields):

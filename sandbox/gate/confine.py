@@ -12,7 +12,7 @@ import resource
 import select
 import struct
 
-from sandbox.speed.libc import Libc, addressof, get_errno, memory_at, open_libc, writable
+from sandbox.speed.libc import Library, addressof, get_errno, memory_at, open_libc, writable
 from sandbox.speed.signals import signal
 from sandbox.speed.typed import Callable, Collection
 
@@ -175,7 +175,7 @@ def _leave_root_directory() -> None:
             os.chdir("/")
 
 
-def _make_ruleset(libc: Libc) -> int:
+def _make_ruleset(libc: Library) -> int:
     """A Landlock ruleset that allows nothing; -1 where the kernel has no Landlock."""
     version = libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_CREATE_RULESET_VERSION)
     if version < 1:
@@ -193,7 +193,7 @@ def _make_ruleset(libc: Libc) -> int:
     return ruleset
 
 
-def _prctl(libc: Libc, step: str, option: int, value: int, getter: int, expected: int) -> None:
+def _prctl(libc: Library, step: str, option: int, value: int, getter: int, expected: int) -> None:
     if libc.prctl(option, value, 0, 0, 0) < 0:
         _raise(step)
     if libc.prctl(getter, 0, 0, 0, 0) != expected:

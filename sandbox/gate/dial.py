@@ -12,6 +12,14 @@ MOST_DIALLED = 8  # addresses of one name
 _NEXT_SECONDS = 0.25  # until the next address is tried in parallel (RFC 8305)
 
 
+def _is_connected(attempt: socket.socket) -> bool:
+    try:
+        attempt.getpeername()
+    except OSError:
+        return False
+    return True
+
+
 class Dial:
     """Connection attempts to the addresses of one host. Calls `done` once, after the constructor has
     returned: with a connected socket and its address, or with None and the reason the last attempt failed."""
@@ -72,6 +80,9 @@ class Dial:
                 attempt.connect((address, self._port))
             except BlockingIOError:
                 pass
+            if _is_connected(attempt):  # a server near by
+                self._finish(attempt, address)
+                return True
             self._loop.watch(fd, WRITE, lambda _: self._on_event(fd, address))
         except OSError as error:
             self._note(address, error.errno)

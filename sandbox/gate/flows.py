@@ -66,6 +66,7 @@ class Flows:
         self.pool = PipePool()
         self.meter = ByteMeter(loop, plan.limits.bytes, plan.limits.rate)
         self._rules = rules
+        self._texts: dict[HostRule, str] = {}
         self._table = table
         self.leaving = ""  # once the plugin has ended: the reason to finish connections that are delivered
         self._delivered: Callable[[], None] | None = None
@@ -99,6 +100,12 @@ class Flows:
 
     def _acceptor(self, listener: socket.socket, redirected: bool) -> Handler:
         return lambda _: self._accept(listener, redirected)
+
+    def text_of(self, rule: HostRule) -> str:
+        """The rule as it is written, for the audit line of each connection."""
+        if rule not in self._texts:
+            self._texts[rule] = str(rule)
+        return self._texts[rule]
 
     def end_all(self, reason: str) -> None:
         for flow in tuple(self._open):
@@ -228,7 +235,7 @@ def read_destination(client: socket.socket, redirected: bool) -> tuple[str, int]
         except OSError:
             pass  # not redirected: the plugin connected to this socket itself
     address, port = client.getsockname()[:2]
-    return _plain(address), port
+    return _plain(address) if version6 else address, port
 
 
 def _plain(address: str) -> str:
@@ -324,8 +331,9 @@ class Flow:
             return
         vetted, refused = [], []
         for address in addresses.found:
-            private = self._flows.may_be_private(address, self._target.port)
-            reason = vet(address, allow_private=private)
+            reason = vet(address)
+            if reason and self._flows.may_be_private(address, self._target.port):
+                reason = vet(address, allow_private=True)
             if reason:
                 refused.append(f"leads to {address}, which {reason}")
             else:
@@ -404,7 +412,6 @@ class Flow:
             return
         flows, server, first = self._flows, self._server, self._first
         self._server, self._first = None, b""
-        flows.loop.forget(self._client.fileno())
         target, broker = self._target, flows.broker
         try:
             if broker is not None and broker.reads(
@@ -458,7 +465,7 @@ class Flow:
                 self._target.host.text,
                 self._target.port,
                 verdict,
-                str(self._rule),
+                self._flows.text_of(self._rule),
                 reason or self._note,
                 self._address,
                 ending.sent if ending is not None else 0,

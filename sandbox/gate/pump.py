@@ -23,6 +23,7 @@ from sandbox.speed.value import NamedTuple
 _PIPE_BYTES = 256 * 1024
 _MOST_LARGE = 8
 _MOST_ROUNDS = 8  # of filling and emptying the pipe, before other connections have their turn
+_FEW_BYTES = 16 * 1024  # who sends no more at once waits for an answer
 _MOST_SPARE = 8  # empty pipes in the pool
 _DISCARDED_BYTES = 64 * 1024  # per read of data that is thrown away
 # struct linger: close() resets the connection and drops unsent data; or the kernel sends it after close().
@@ -268,12 +269,14 @@ class SplicePump:
         if self._done is None:
             return
         try:
+            emptied = self._empty(direction)
             for _ in range(_MOST_ROUNDS):
-                emptied = self._empty(direction)
                 if not emptied or direction.ended or not self._fill(direction):
                     break
-            else:
+                was_last = 0 < direction.pending < _FEW_BYTES
                 emptied = self._empty(direction)
+                if was_last:
+                    break  # most likely: then asking again would only be refused, and epoll tells of more
             # Also if the last round met the end of the source: there is no further event for it.
             if emptied and direction.ended and not direction.shut:
                 direction.shut = True

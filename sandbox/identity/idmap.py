@@ -14,16 +14,17 @@ filesystem, which a user namespace does not have. The spawner attaches it in the
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
-import signal
 import struct
 
 from sandbox.files import write_once
+from sandbox.speed.libc import Library, MachineWord, addressof, get_errno, open_libc, writable
+from sandbox.speed.signals import signal
 from sandbox.speed.typed import Iterator
 from sandbox.speed.value import NamedTuple
 
+_CLONE_VM = 0x00000100
 _CLONE_NEWUSER = 0x10000000
 _AT_EMPTY_PATH = 0x1000
 _AT_RECURSIVE = 0x8000
@@ -85,12 +86,12 @@ def _detached_mount(source: int, mapped: tuple[FileOwner, FileOwner] | None, rea
     numbers = _SYSCALLS.get(os.uname().machine)
     if numbers is None:
         raise IdmapUnavailable("make system calls on this architecture", errno.ENOSYS)
-    libc = ctypes.PyDLL(None, use_errno=True)
+    libc = open_libc()
 
     def call(step: str, number: int, *arguments: object) -> int:
         result = int(libc.syscall(number, *arguments))
         if result < 0:
-            raise IdmapUnavailable(step, ctypes.get_errno())
+            raise IdmapUnavailable(step, get_errno())
         return result
 
     flags = _AT_EMPTY_PATH | _AT_RECURSIVE
@@ -105,7 +106,7 @@ def _detached_mount(source: int, mapped: tuple[FileOwner, FileOwner] | None, rea
             # Private: in a copy of a shared mount, later mounts of the host would appear.
             attributes = _MOUNT_ATTR.pack(wanted, 0, _MS_PRIVATE, namespace)
             step = "map the owner of its files"
-            call(step, numbers.mount_setattr, tree, b"", flags, attributes, ctypes.c_size_t(len(attributes)))
+            call(step, numbers.mount_setattr, tree, b"", flags, attributes, MachineWord(len(attributes)))
         finally:
             if mapped is not None:
                 os.close(namespace)
@@ -115,17 +116,19 @@ def _detached_mount(source: int, mapped: tuple[FileOwner, FileOwner] | None, rea
     return tree
 
 
-def _mapping(libc: ctypes.PyDLL, owner: FileOwner, plugin: FileOwner) -> int:
+def _mapping(libc: Library, owner: FileOwner, plugin: FileOwner) -> int:
     """A descriptor of a user namespace with the mapping. The kernel needs one; no program runs in it."""
-    stack = ctypes.create_string_buffer(_STACK_BYTES)
-    top = ctypes.c_void_p(ctypes.addressof(stack) + _STACK_BYTES)
-    # The child runs nothing but sleep(). A line of Python might wait there for ever: to hand the interpreter
-    # lock to a thread that wanted it in the parent, and that the child does not have.
+    stack = writable(_STACK_BYTES)
+    top = MachineWord(addressof(stack) + _STACK_BYTES)
+    # The child runs nothing but sleep(), on a stack of its own, and is killed there, before that memory is
+    # given back. So it needs no copy of ours: to make one takes ten times as long as all the rest. A line of
+    # Python might wait there for ever: to hand the interpreter lock to a thread that wanted it in the parent,
+    # and that the child does not have.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
-        flags = signal.SIGCHLD | _CLONE_NEWUSER
-        pid = int(libc.clone(libc.sleep, top, flags, ctypes.c_void_p(_NAMESPACE_SECONDS)))
-        code = ctypes.get_errno()
+        flags = signal.SIGCHLD | _CLONE_NEWUSER | _CLONE_VM
+        pid = int(libc.clone(libc.sleep, top, flags, MachineWord(_NAMESPACE_SECONDS)))
+        code = get_errno()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if pid < 0:

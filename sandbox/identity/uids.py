@@ -18,6 +18,7 @@ import fcntl
 import os
 import stat
 
+from sandbox import look
 from sandbox.cache import fingerprint
 from sandbox.identity.leases import (
     FLOCK,
@@ -67,6 +68,7 @@ class Occupancy(NamedTuple):
 def may_be_a_plugins(uid: int, first: int, last: int, *, reservations: str = RESERVATIONS) -> bool:
     """Whether `uid` may belong to a plugin, under this policy or another one."""
     default = DEFAULT_RANGE[0] <= uid <= DEFAULT_RANGE[1]
+    look.note(f"{reservations}/{uid}")  # a launch under another policy may reserve it later
     return default or is_ours(uid, first, last) or read_reservation(reservations, uid) is not None
 
 

@@ -16,7 +16,7 @@ from sandbox.network.hosts import read_address
 from sandbox.speed.typed import TYPE_CHECKING, Collection
 
 if TYPE_CHECKING:
-    from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
+    from ipaddress import IPv4Address, IPv6Address
 
     Address = IPv4Address | IPv6Address
 
@@ -74,6 +74,7 @@ _NAT64 = bytes.fromhex("0064ff9b") + bytes(8)
 _TEREDO = bytes.fromhex("20010000")
 # From linux/rtnetlink.h.
 _RTM_NEWROUTE, _RTM_GETROUTE, _NLM_F_REQUEST, _RTA_DST = 24, 26, 1, 1
+_ANSWER_BYTES = 4096  # one route takes some hundred
 _ROUTES_TO_ITSELF = (2, 4)  # RTN_LOCAL, RTN_ANYCAST
 _ISATAP = (bytes.fromhex("00005efe"), bytes.fromhex("02005efe"))
 
@@ -119,7 +120,7 @@ def _is_own(address: Address) -> bool:
     kernel = socket.socket(socket.AF_NETLINK, kind, socket.NETLINK_ROUTE)
     try:
         kernel.send(header + route)
-        answer = kernel.recv(65536)
+        answer = kernel.recv(_ANSWER_BYTES)
     finally:
         kernel.close()
     # Any other reply is an error: there is no route, so the address cannot be dialled.
@@ -127,15 +128,14 @@ def _is_own(address: Address) -> bool:
 
 
 def _judge(address: Address, allow_private: bool, own: Collection[Address]) -> str:
-    metadata, private, special = _tables()
-    if any(address in network for network in metadata):
-        return "serves the keys of cloud machines (metadata)"
-    for network, reason in special:
-        if address in network:
+    special, private = _ranges(address.version)
+    number = int(address)
+    for first, last, reason in special:
+        if first <= number <= last:
             return reason
     if address in own:
         return "is an address of this machine"
-    if any(address in network for network in private):
+    if any(first <= number <= last for first, last in private):
         return "" if allow_private else "is private"
     for inner, form in _carried(address):
         reason = _judge(inner, allow_private, own)
@@ -178,15 +178,14 @@ def _carried(address: Address) -> list[tuple[IPv4Address, str]]:
 
 
 @cache
-def _tables() -> tuple[
-    tuple[IPv4Network | IPv6Network, ...],
-    tuple[IPv4Network | IPv6Network, ...],
-    tuple[tuple[IPv4Network | IPv6Network, str], ...],
-]:
+def _ranges(version: int) -> tuple[tuple[tuple[int, int, str], ...], tuple[tuple[int, int], ...]]:
+    """The special and the private ranges, as numbers: every connection is compared with all of them."""
     from ipaddress import ip_network
 
+    special = [(network, "serves the keys of cloud machines (metadata)") for network in METADATA]
+    found = [(ip_network(network), reason) for network, reason in (*special, *SPECIAL)]
+    private = [each for each in map(ip_network, PRIVATE) if each.version == version]
     return (
-        tuple(ip_network(network) for network in METADATA),
-        tuple(ip_network(network) for network in PRIVATE),
-        tuple((ip_network(network), reason) for network, reason in SPECIAL),
+        tuple((int(each[0]), int(each[-1]), why) for each, why in found if each.version == version),
+        tuple((int(each[0]), int(each[-1])) for each in private),
     )

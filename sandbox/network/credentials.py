@@ -7,6 +7,7 @@ hosts, and puts the value in the placeholder's place, in requests to the hosts t
 from __future__ import annotations
 
 from sandbox.spec import Credential as Credential
+from sandbox.spec import EnvRequest
 from sandbox.speed.typed import Sequence
 from sandbox.speed.value import NamedTuple
 
@@ -21,6 +22,21 @@ AUTHORITIES = (
     "/etc/ssl/ca-bundle.pem",
     "/etc/ssl/cert.pem",
 )
+
+# With the authorities that a launch makes of its own, if it has such credentials: in the cage.
+BUNDLE = "/.authorities.pem"
+
+# A secret that signs and does not travel: with a placeholder every signature would be wrong.
+_SIGNS = """
+    AWS_SECRET SECRET_ACCESS_KEY PRIVATE_KEY PRIVATEKEY SIGNING JWT_SECRET HMAC WEBHOOK_SECRET SERVICE_ACCOUNT
+"""
+
+# In names of variables whose values are most often secrets.
+_SECRET = """
+    TOKEN SECRET PASSW PASSPHRASE API_KEY APIKEY ACCESS_KEY ACCESSKEY PRIVATE_KEY PRIVATEKEY CREDENTIAL AUTH
+    COOKIE SESSION DATABASE_URL DSN
+"""
+_SECRET_ENDS = ("_KEY", "_PAT")
 
 
 class Hiding(NamedTuple):
@@ -73,6 +89,35 @@ def read_hidings(words: Sequence[str], option: str) -> tuple[str, ...]:
     return tuple(found)
 
 
+def looks_secret(name: str) -> bool:
+    """Whether the value of a variable with this name is most often a secret."""
+    upper = name.upper()
+    return upper.endswith(_SECRET_ENDS) or any(word in upper for word in _SECRET.split())
+
+
+def signs(name: str) -> bool:
+    """Whether a secret with this name makes signatures."""
+    return any(word in name.upper() for word in _SIGNS.split())
+
+
+def written_values(requests: Sequence[EnvRequest]) -> dict[str, str]:
+    """The variables that a manifest sets itself. One that stands for the host's of the same name does not
+    count: ${TOKEN}, $TOKEN, ${env:TOKEN}."""
+    return {
+        each.name: each.value
+        for each in requests
+        if each.value is not None
+        if each.value not in (f"${{{each.name}}}", f"${{env:{each.name}}}", f"${each.name}")
+    }
+
+
+class CertifiedHosts(NamedTuple):
+    """What the certificate of a broker is for."""
+
+    names: tuple[str, ...] = ()  # also *.example.com
+    addresses: tuple[str, ...] = ()
+
+
 class BrokerPlan(NamedTuple):
     """What the broker of one plugin does. Plain data, part of the plan. It has no value and no
     placeholder."""
@@ -82,6 +127,7 @@ class BrokerPlan(NamedTuple):
     # has some gets no other requests.
     requests: tuple[str, ...] = ()
     authorities: tuple[str, ...] = ()  # files of roots that servers may have beside the system's
+    certified: CertifiedHosts = CertifiedHosts()  # the same hosts as below, without their ports
 
     @property
     def hosts(self) -> tuple[str, ...]:

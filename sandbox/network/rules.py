@@ -21,9 +21,7 @@ addresses.py, after the name was resolved.
 
 from __future__ import annotations
 
-import re
-
-from sandbox.network.hosts import Host, parse_host, read_address
+from sandbox.network.hosts import DIGITS, Host, parse_host, read_address
 from sandbox.speed.typed import Iterable, Literal
 from sandbox.speed.value import NamedTuple
 
@@ -32,15 +30,16 @@ LAST_PORT = 65535
 # The one word for the loopback of this machine. Addresses of it, and other names that lead there, are never
 # dialled, so that nobody opens it without saying so.
 LOCALHOST = "localhost"
+LOCAL_ADDRESSES = ("127.0.0.1", "::1")
 
 Ports = tuple[tuple[int, int], ...]  # first and last port of each range, sorted and merged
 EVERY_PORT: Ports = ((1, LAST_PORT),)
 
-_NUMBER = re.compile(r"[1-9][0-9]{0,4}\Z", re.ASCII)
-_RANGE = re.compile(r"(?P<first>\S+?|\[\S+?\])/(?P<bits>0|[1-9][0-9]{0,2})\Z", re.ASCII)
-_METHOD = re.compile(r"[A-Z][A-Z-]{0,31}\Z", re.ASCII)
-# Without an empty segment, and without one of dots: no two readers read it differently.
-_PATH = re.compile(r"(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~!$&'()*+,;=:@-]+)*/?\Z", re.ASCII)
+# Of rules about requests: others are read without `re`, which each gate would import. A path is without an
+# empty segment, and without one of dots: no two readers read it differently.
+_METHOD = r"[A-Z][A-Z-]{0,31}\Z"
+_PATH = r"(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~!$&'()*+,;=:@-]+)*/?\Z"
+_BLANKS = frozenset(" \t\n\r\f\v")
 NEVER_ALLOWED = ("CONNECT", "TRACE")
 
 
@@ -106,8 +105,10 @@ def parse_rule(text: str, *, default_ports: Iterable[int] = (), ranges: bool = F
 
 def _parse_requests(words: str, place: str, default_ports: Iterable[int]) -> HostRule:
     """A rule about requests: methods, and behind a blank a host and perhaps a path."""
+    import re
+
     methods = () if words == "*" else tuple(dict.fromkeys(words.split(",")))
-    wrong = next((word for word in methods if not _METHOD.match(word)), None)
+    wrong = next((word for word in methods if not re.match(_METHOD, word, re.ASCII)), None)
     if wrong is not None:
         raise ValueError(f"has {wrong!a} where a method is expected, as in GET,HEAD or * for every one")
     if refused := next((word for word in methods if word in NEVER_ALLOWED), None):
@@ -116,7 +117,7 @@ def _parse_requests(words: str, place: str, default_ports: Iterable[int]) -> Hos
     if re.match(r"\d{1,3}(?::|\Z)", path) and re.match(r"[\d.]+\Z|\[", host):
         raise ValueError("is about the requests to a range of addresses; name the address")
     path = slash + path
-    if path and not _PATH.match(path):
+    if path and not re.match(_PATH, path, re.ASCII):
         raise ValueError(f"has {path!a}, which is no path: it may have no //, .., ?, % or blanks")
     if wrong := next((part for part in path.split("/") if "**" in part and part != "**"), None):
         raise ValueError(f"has {wrong!a} in its path; ** stands alone between slashes")
@@ -231,10 +232,10 @@ def _split(text: str) -> tuple[str, str | None]:
 def _parse_range(text: str, ports: Ports) -> HostRule:
     import ipaddress
 
-    match = _RANGE.match(text)
-    if match is None:
+    first, _, length = text.rpartition("/")
+    if not first or not _BLANKS.isdisjoint(first) or not (length == "0" or _is_number(length, 3)):
         raise ValueError("is not a range of addresses, as in 10.0.0.0/8 or [fd00::]/8")
-    first, bits = match["first"], int(match["bits"])
+    bits = int(length)
     in_brackets = first.startswith("[") and first.endswith("]")
     address = read_address(first[1:-1] if in_brackets else first)
     if address is None or in_brackets != (address.version == 6):
@@ -290,9 +291,14 @@ def count_ports(ports: Ports) -> int:
 
 
 def _parse_port(text: str) -> int:
-    if not _NUMBER.match(text) or int(text) > LAST_PORT:
+    if not _is_number(text, 5) or int(text) > LAST_PORT:
         raise ValueError(f"has no port between 1 and {LAST_PORT}")
     return int(text)
+
+
+def _is_number(text: str, most_digits: int) -> bool:
+    """Whether it is a positive number in its plain spelling."""
+    return 0 < len(text) <= most_digits and not text.startswith("0") and not text.strip(DIGITS)
 
 
 def _covers_ports(wide: Ports, narrow: Ports) -> bool:

@@ -220,6 +220,8 @@ def lexical_fault(path: str) -> str | None:
 
 def normal(path: str) -> str:
     """`path` without empty and "." segments and without a trailing slash. It must have no lexical_fault()."""
+    if path[:1] == "/" and "//" not in path and "/./" not in path and not path.endswith(("/", "/.")):
+        return path  # as most are
     return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
 
 

@@ -106,7 +106,7 @@ class Denylist:
     __slots__ = (
         "_above",
         "_at",
-        "_copy",
+        "_copies",
         "_folders",
         "_inodes",
         "_names",
@@ -133,19 +133,13 @@ class Denylist:
         storage: Iterable[str] = (),
         runtime_dir: str | None = None,
         tokens: Iterable[str] = (),
-        copy: str = "",
+        copies: Iterable[str] = (),
         guarded: Iterable[GuardedName] = (),
     ) -> None:
-        """`policy` and `runner` are denied like the constants. `states`: folders of state directories, which
-        are `runner`'s too. `protected` (the runner's own code, bwrap) and `deciding` (manifest and policy)
-        are denied only for writing. `storage` (what hosts store for plugins) is denied like the constants,
-        but a folder that contains it may be read. `tokens`: more files with credentials in homes.
-        `runtime_dir` is $XDG_RUNTIME_DIR. `copy`: a folder below one of `runner` that the plugin may read:
-        the checked copy of its package. `guarded`: names of hosts that stay read-only in a writable folder,
-        as those of version control do then."""
+        """The places are those of `DeniedPlaces` (denied_places.py)."""
         self.mounts = mounts
         self.guarded_names = guarded_table(guarded)
-        self._copy = copy
+        self._copies = tuple(copies)
         places = [normal(path) for path in runner]
         self.states = tuple(map(normal, states))
         entries = [Entry(path, "host") for path in HOST_PATHS]
@@ -157,12 +151,12 @@ class Denylist:
             entries.append(Entry(normal(runtime_dir), "sockets"))
         entries += [Entry(path, "whole", whole_only=True) for path in WHOLE_PATHS]
         entries += [Entry(home, "whole", whole_only=True) for home in homes]
-        entries += [Entry(path, "execute", write_only=True) for path in HOST_WRITE_PATHS]
+        entries += _entries("execute", HOST_WRITE_PATHS, write_only=True)
         entries += _entries("execute", home_paths(homes, HOME_WRITE_PATHS), write_only=True)
-        entries += [Entry(normal(path), "execute", write_only=True) for path in protected]
-        entries += [Entry(normal(path), "deciding", write_only=True) for path in deciding]
-        entries += [Entry(normal(path), "policy") for path in policy]
-        entries += [Entry(path, "runner") for path in places]
+        entries += _entries("execute", map(normal, protected), write_only=True)
+        entries += _entries("deciding", map(normal, deciding), write_only=True)
+        entries += _entries("policy", map(normal, policy))
+        entries += _entries("runner", places)
         entries += [Entry(normal(path), "storage", read_above=True) for path in storage]
         self.entries = tuple(dict.fromkeys(entries))
         self._names: dict[str, list[Entry]] = {}  # by every name of a denied path
@@ -242,11 +236,11 @@ class Denylist:
         return None
 
     def _is_in_copy(self, name: str, entry: Entry, relation: Relation, access: Access) -> bool:
-        """Whether an entry of the runner's own paths does not apply to `name`, because `name` is in the
-        copy."""
-        if not self._copy or entry.origin != "runner" or relation != "below" or access != "read":
+        """Whether an entry of the runner's own paths does not apply to `name`, because `name` is in one
+        of the copies."""
+        if not self._copies or entry.origin != "runner" or relation != "below" or access != "read":
             return False
-        return contains(self._copy, name)
+        return any(contains(copy, name) for copy in self._copies)
 
     def _is_guarded_in(self, names: Iterable[str], entry: Entry, relation: Relation) -> bool:
         """Whether a folder may contain a `deciding` file, because the file is guarded there."""

@@ -17,10 +17,6 @@ import errno
 import os
 import stat
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
 
 from sandbox.paths.guarded import (
     BARE_SIGNS,
@@ -34,7 +30,14 @@ from sandbox.paths.guarded import (
     repositories,
 )
 from sandbox.paths.stand_in import is_harmless
+from sandbox.speed.scopes import ExitStack, contextmanager, suppress
+from sandbox.speed.typed import TYPE_CHECKING, Any, Callable, Iterator, Mapping, Sequence
 from sandbox.speed.value import NamedTuple
+
+if TYPE_CHECKING:
+    from collections import deque
+else:
+    from _collections import deque  # the same class: a launch would import all of `collections`
 
 MOST_ENTRIES = 200_000
 _MOST_WAITING = 50_000  # folders that were seen and not yet listed
@@ -120,6 +123,10 @@ class FolderSearch:
                 known: dict[str, Identity] = {}
                 for path in folder.guarded:
                     with suppress(OSError):
+                        if "/" not in path and path not in folder.loose:  # most: no step to it, none held
+                            status = os.stat(path, dir_fd=folder.fd, follow_symlinks=False)
+                            known[path] = _identity(status)
+                            continue
                         fd = _open_below(folder.fd, path)
                         known[path] = _identity(os.fstat(fd))
                         if path in folder.loose:
@@ -169,7 +176,8 @@ class _EndWalk:
 
     def folder(self, folder: WatchedFolder, known: Mapping[str, Identity]) -> None:
         top = _UnlistedFolder(None, "", 0)
-        waiting, later = deque([top]), deque[_UnlistedFolder]()
+        waiting: deque[_UnlistedFolder] = deque([top])
+        later: deque[_UnlistedFolder] = deque()
         # The folder whose children are listed, and its descriptor.
         parent: tuple[_UnlistedFolder, int] | None = None
         try:

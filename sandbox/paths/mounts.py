@@ -217,17 +217,17 @@ def _parse_line(line: bytes) -> Mount:
     fields = line.split(b" ")
     try:
         dash = fields.index(b"-", 6)
-        return Mount(
-            id=int(fields[0]),
-            parent=int(fields[1]),
-            device=fields[2].decode("ascii"),
-            root=_unescape(fields[3]),
-            point=_unescape(fields[4]),
-            fstype=_unescape(fields[dash + 1]),
-            source=_unescape(fields[dash + 2]),
-            writable=b"ro" not in fields[5].split(b","),
-            options=_unescape(fields[dash + 3]),
-            layers=tuple(_layers(fields[dash + 3])) if fields[dash + 1] == b"overlay" else (),
+        return Mount(  # without names, which take as long as all the rest: a host may have thousands
+            int(fields[0]),
+            int(fields[1]),
+            fields[2].decode("ascii"),
+            _unescape(fields[3]),
+            _unescape(fields[4]),
+            _unescape(fields[dash + 1]),
+            _unescape(fields[dash + 2]),
+            b"ro" not in fields[5].split(b","),
+            _unescape(fields[dash + 3]),
+            tuple(_layers(fields[dash + 3])) if fields[dash + 1] == b"overlay" else (),
         )
     except (ValueError, IndexError):
         raise ValueError(f"unexpected line in {MOUNTINFO}: {line[:200]!r}") from None

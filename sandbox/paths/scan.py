@@ -11,10 +11,13 @@ import os
 import stat
 
 from sandbox import look
-from sandbox.paths.denylist import Denylist, Hit, LinksUnproven
-from sandbox.paths.denylist import Identity as Inode
 from sandbox.paths.guarded import LINKED, Names, is_guarded
 from sandbox.spec import Access
+from sandbox.speed.typed import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sandbox.paths.denylist import Denylist, Hit
+    from sandbox.paths.denylist import Identity as Inode
 
 SCAN_LIMIT = 200_000
 # The most names that are read in denied directories to look for hard links, as a multiple of the scan limit:
@@ -185,6 +188,8 @@ class Scan:
         wanted = {i: link.name for i, link in self.links.items() if not whole or link.seen < link.total}
         if not wanted:
             return
+        from sandbox.paths.denylist import LinksUnproven  # here: few sources have such files
+
         try:
             found = self.denylist.find_linked(wanted, devices=devices, limit=self.limit * LINK_WALK_FACTOR)
         except LinksUnproven:

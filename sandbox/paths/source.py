@@ -13,15 +13,17 @@ import stat
 
 from sandbox import look
 from sandbox.paths.denied_paths import DENYLIST_RULE, lexical_fault, normal
-from sandbox.paths.denylist import Denylist, Hit, Place
 from sandbox.paths.file_identity import FileIdentity
 from sandbox.paths.guarded import GUARDED, TELLS, Names, endings, find_guarded_name, is_guarded
 from sandbox.paths.mounts import KEEP_TIMES, KERNEL_FILESYSTEMS, Inside, Mounts, contains, fd_path
 from sandbox.paths.scan import KINDS, SCAN_LIMIT, SHORTAGES, Scan, SourceRefused
 from sandbox.paths.walk import LinkRefused, Step, TooManyLinks, close, real_path, walk
 from sandbox.spec import Access
-from sandbox.speed.typed import Literal
+from sandbox.speed.typed import TYPE_CHECKING, Literal
 from sandbox.speed.value import NamedTuple
+
+if TYPE_CHECKING:
+    from sandbox.paths.denylist import Denylist, Hit
 
 
 class SourceMissing(Exception):
@@ -198,6 +200,8 @@ def _judge_source(
     trusted: bool,
     own_state: bool,
 ) -> OpenSource:
+    from sandbox.paths.denylist import Place  # here: a launch from a stored plan judges no place
+
     status = last.status
     kind = stat.S_IFMT(status.st_mode)
     if kind not in (stat.S_IFDIR, stat.S_IFREG):
@@ -210,9 +214,7 @@ def _judge_source(
     real = real_path([*above, last]) if above else "/"
     mount = mounts.of_fd(last.fd)
     if mount is None or fd_path(last.fd) != real:
-        raise SourceRefused(
-            "source_changed", asked, "it was moved, removed or mounted over while it was opened", "try again"
-        )
+        raise _moved(asked)
     # The walk sees most of them. Not the end of a link that goes back to a devtmpfs ("/dev/shm/.."), and not
     # a filesystem that was mounted again, with the number of the old mount, after the table was read.
     if mount.fstype in KERNEL_FILESYSTEMS:
@@ -232,10 +234,6 @@ def _judge_source(
     hit = denylist.hit(place, access, own_state=own_state)
     if hit is not None:
         raise _denied(asked, hit)
-    if not trusted:
-        _require_known_layers(asked, real, place.inside, mounts)
-        for mounted, shown in zip(below, place.mounted_below, strict=True):
-            _require_known_layers(asked, mounted.point, shown, mounts)
     names: Names = denylist.guarded_names if access == "write" else {}
     if own_state and any(contains(each, real) for each in denylist.states):
         names = {}
@@ -245,35 +243,56 @@ def _judge_source(
         )
     if own_state and names and kind == stat.S_IFDIR and (held := find_guarded_name(last.fd, names)):
         raise SourceRefused("self_grant", asked, f"it holds {held}, which {TELLS}", "choose another folder")
-    scanned = 0
-    guarded: tuple[str, ...] = ()
-    strangers: tuple[tuple[int, str], ...] = ()
-    if not trusted:
-        if access == "write":
-            look.doubt(f"{asked} can be written: what is in it has to be looked at each time")
-        if any(shown.fstype not in KEEP_TIMES for shown in (mount, *below)):
-            look.doubt(f"{asked} is on a filesystem that may not keep the times of its files")
-        scan = Scan(asked, access, denylist, scan_limit)
-        scan.names, scan.endings = names, endings(names)
-        if access == "write" and os.geteuid() == 0:
-            scan.owner = status.st_uid
-        if kind == stat.S_IFDIR:
-            scan.directory(last.fd, ".", "", 0)
-        else:
-            scan.file(status, "")
-        # With a mount below, a name could be counted twice, and a name outside would be overlooked.
-        scan.check_links(frozenset((mount.device, *(m.device for m in below))), whole=not below)
-        scanned, strangers, guarded = scan.count, tuple(scan.strangers.items()), tuple(scan.guarded)
-    return OpenSource(
+    source = OpenSource(
         path=asked,
         real=real,
         fd=last.fd,
         identity=FileIdentity(status.st_dev, status.st_ino, status.st_mode, status.st_ctime_ns),
         kind="dir" if kind == stat.S_IFDIR else "file",
         access=access,
-        scanned=scanned,
         uid=status.st_uid,
         gid=status.st_gid,
-        strangers=strangers,
-        guarded=guarded,
     )
+    if trusted:
+        return source
+    again = f"{asked} can be written: what is in it is looked at each time" if access == "write" else ""
+    if not again and any(shown.fstype not in KEEP_TIMES for shown in (mount, *below)):
+        look.doubt(f"{asked} is on a filesystem that may not keep the times of its files")
+    with look.looked_at_again(again):
+        return look_inside(source, denylist, mounts, scan_limit, names)
+
+
+def look_inside(
+    source: OpenSource, denylist: Denylist, mounts: Mounts, scan_limit: int, names: Names
+) -> OpenSource:
+    """The source with what is in it now. Its own place was judged before. `names`: what is guarded in it.
+    Raises SourceRefused."""
+    asked, status, mount = source.path, os.fstat(source.fd), mounts.of_fd(source.fd)
+    if mount is None:
+        raise _moved(asked)
+    below = mounts.below(source.real)
+    _require_known_layers(asked, source.real, mount.inside(source.real), mounts)
+    for mounted in below:
+        _require_known_layers(asked, mounted.point, Inside(mounted.device, mounted.root), mounts)
+    scan = Scan(asked, source.access, denylist, scan_limit)
+    scan.names, scan.endings = names, endings(names)
+    if source.access == "write" and os.geteuid() == 0:
+        scan.owner = status.st_uid
+    if source.kind == "dir":
+        scan.directory(source.fd, ".", "", 0)
+    else:
+        scan.file(status, "")
+    # With a mount below, a name could be counted twice, and a name outside would be overlooked.
+    scan.check_links(frozenset((mount.device, *(m.device for m in below))), whole=not below)
+    return source._replace(
+        uid=status.st_uid,
+        gid=status.st_gid,
+        scanned=scan.count,
+        strangers=tuple(scan.strangers.items()),
+        guarded=tuple(scan.guarded),
+    )
+
+
+def _moved(asked: str) -> SourceRefused:
+    told = "it was moved, removed or mounted over while it was opened"
+    return SourceRefused("source_changed", asked, told, "try again")

@@ -14,13 +14,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import secrets
 import stat
 import time
-from contextlib import ExitStack, contextmanager
 
 from sandbox.files import write_all
 from sandbox.paths.walk import close, walk_below
+from sandbox.speed.scopes import ExitStack, contextmanager
 from sandbox.speed.typed import Iterator, Sequence
 from sandbox.speed.value import NamedTuple
 
@@ -103,7 +102,7 @@ def _take(place: GuardedPlace, parent: int, name: str) -> int | None:
             return None  # unreadable, so it is no stand-in
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            if _is_same_file(fd, parent, name):
+            if _is_same_file(os.fstat(fd), parent, name):
                 return fd
         except BlockingIOError:
             if not _is_stand_in(fd, place.content):  # any program that may read it can lock it
@@ -145,12 +144,11 @@ def _make(parent: int, name: str, content: str | None) -> None:
         os.close(fd)
 
 
-def _is_same_file(fd: int, parent: int, name: str) -> bool:
+def _is_same_file(held: os.stat_result, parent: int, name: str) -> bool:
     try:
         found = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except OSError:
         return False
-    held = os.fstat(fd)
     return (found.st_dev, found.st_ino) == (held.st_dev, held.st_ino)
 
 
@@ -170,14 +168,14 @@ def _release(fd: int, parent: int, name: str, content: str | None) -> None:
 def _remove(fd: int, parent: int, name: str) -> None:
     """Remove the file that is open as `fd`, but nothing that a host has put in its place: it is first renamed
     to a random name and checked there."""
-    if not _is_same_file(fd, parent, name):
+    held = os.fstat(fd)
+    if not _is_same_file(held, parent, name):
         return
-    private = f".{name}.{secrets.token_hex(8)}"
+    private = f".{name}.{os.urandom(8).hex()}"
     os.rename(name, private, src_dir_fd=parent, dst_dir_fd=parent)
-    is_folder = stat.S_ISDIR(os.fstat(fd).st_mode)
     try:
-        if _is_same_file(fd, parent, private):
-            (os.rmdir if is_folder else os.unlink)(private, dir_fd=parent)
+        if _is_same_file(held, parent, private):
+            (os.rmdir if stat.S_ISDIR(held.st_mode) else os.unlink)(private, dir_fd=parent)
             return
     except OSError:  # a folder that is not empty
         pass

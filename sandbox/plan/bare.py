@@ -19,9 +19,8 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from sandbox.plan.bwrap import flat, head, tail, without_source
-from sandbox.plan.layers import INSIDE_ID
 from sandbox.plan.plan import Bind, LaunchPlan, Operation, Text
-from sandbox.spec import MemoryFile
+from sandbox.spec import INSIDE_ID, MemoryFile
 from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:

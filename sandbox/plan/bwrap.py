@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from sandbox.plan.layers import INSIDE_ID
 from sandbox.plan.plan import (
     AgentFolder,
     Bind,
@@ -69,9 +68,9 @@ def head(plan: LaunchPlan, inherits_network: bool) -> tuple[str, ...]:
         *cgroup,
         *lock,
         "--uid",
-        str(INSIDE_ID),
+        str(plan.inside[0]),
         "--gid",
-        str(INSIDE_ID),
+        str(plan.inside[1]),
         "--hostname",
         "plugin",
         "--cap-drop",

@@ -45,18 +45,20 @@ from sandbox.plan.plan import (
 )
 from sandbox.plan.relocation import Relocation, relocate
 from sandbox.plan.ssh import plan_ssh
-from sandbox.policy.policy import Policy
-from sandbox.spec import Access, Denial, Grant, KeyPath, Note
+from sandbox.policy.policy import RUNTIME_PATHS, Policy
+from sandbox.spec import INSIDE_ID, Access, Denial, Grant, KeyPath, Note
 from sandbox.speed.scopes import contextmanager
 from sandbox.speed.typed import TYPE_CHECKING, Collection, Iterable, Iterator, Mapping, Sequence
 from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
+    from sandbox.plan.image import ImageCage
     from sandbox.plan.owners import Decision, WriteRequest
 
 
 _PLUGIN_FOLDER = "the plugin's folder"
 _PROJECT = "the project"
+IMAGE = "the image"
 _STATE_DIR_VARIABLE = "RUNNER_STATE_DIR"
 
 
@@ -120,26 +122,41 @@ def _compile(
     relocation = relocate(request)
     wanted, state = _wanted(request, grant, relocation), _state_wanted(request, grant)
     overlaid = _overlaid(request, grant, state)
-    if overlaid:
-        wanted.append(_WantedPath(overlaid, "read", True, "the program"))
-    found = relocation.program(_resolve_program(request, wanted, policy, denylist, environ), request)
-    wanted += _program_wanted(found, relocation)
-    links = [Symlink(path, look.readlink(path)) for path in RUNTIME_LINKS if look.islink(path)]
-    links += [Symlink(link.path, link.target) for link in found.links]
+    root, image = None, request.image
+    package = overlaid or ("" if image is None else image.package)
+    if package:
+        wanted.append(_WantedPath(package, "read", True, "the program"))
+    if image is not None:
+        from sandbox.plan.image import image_cage, image_directory, image_program, link_denials
+
+        dests = [want.dest for want in (*wanted, *state)]
+        found = image_program(request, image, dests, relocation)
+        root = image_cage(image, grant, dests, layers.uid_range)
+        wanted = [*_image_wanted(root), *wanted]
+        links = list(root.links)
+    else:
+        found = relocation.program(_resolve_program(request, wanted, policy, denylist, environ), request)
+        wanted += _program_wanted(found, relocation)
+        links = [Symlink(path, look.readlink(path)) for path in RUNTIME_LINKS if look.islink(path)]
+        links += [Symlink(link.path, link.target) for link in found.links]
 
     notes = [Note("program", note) for note in found.notes]
+    if root is not None and image is not None:
+        notes.append(root.note(image))
     folder = (request.root_inside if request.root_is_copy else request.root) or ""
     shown = tuple(_open_all(wanted, policy, denylist, opened, notes, folder))
     _judge_state(state, denylist)
     env = _environment(request, grant, found, ssh)
     if request.state_link and any(want.path == request.state_dir for want in state):
+        # An image with a layer is mounted at the root: what it has not can be made.
         home, shown_at = dict(env).get("HOME", ""), [*opened, *(want.path for want in state)]
+        shown_at = [dest for dest in shown_at if dest != "/"]
         link, untold = state_link(request, home, shown_at, links)
         links += link
         notes += untold
     if overlaid and not _may_be_overlaid(overlaid, opened):
         overlaid = ""
-    _judge_places(request, grant, opened, state, links, overlaid)
+    _judge_places(request, grant, opened, state, links, overlaid, root)
     owners = _owners(request, policy, layers, opened)
     own = {request.root, *(_real(part.path) for part in relocation.parts)}
     _require_readable(_binds(opened), own, found, layers, owners)
@@ -158,8 +175,15 @@ def _compile(
     shown = tuple(each._replace(state=states.get(each.path, each.state)) for each in shown)
 
     binds = _with_state_to_make(_binds(opened, staged), shown)
-    mounted = operations(request, grant, binds, links, ssh)
-    directory = working_directory(request, binds, relocation)
+    mounted = operations(request, grant, binds, links, ssh, root)
+    if root is not None and image is not None and (refusals := link_denials(image, root, mounted)):
+        raise PlanRefused(refusals)
+    asked_binds = [bind for bind in binds if root is None or bind.dest not in root.dests]
+    directory = working_directory(request, asked_binds, relocation)
+    if (
+        image is not None and root is not None and directory == "/tmp"
+    ):  # nothing of the host that is shown has it
+        directory = image_directory(image, root, dests)
     notes += _missing_notes(shown)
     notes += _mentions(request, grant, found, env, directory, mounted, denylist, environ)
     return LaunchPlan(
@@ -183,8 +207,18 @@ def _compile(
         overlays=(
             *_overlays(request, overlaid),
             *(Overlay(dest, "", owner) for dest, owner in staged.items()),
+            *(() if root is None or not root.layer_bytes else (Overlay("/", "", None, root.layer_bytes),)),
         ),
+        inside=(INSIDE_ID, INSIDE_ID) if image is None else (image.uid, image.gid),
+        image="" if image is None else image.reference,
     )
+
+
+def _image_wanted(root: ImageCage) -> Iterator[_WantedPath]:
+    for part in root.parts:
+        yield _WantedPath(part.path, "read", True, IMAGE, trusted=True, moved_to=part.dest)
+    for part in root.authorities:
+        yield _WantedPath(part.path, "read", False, "the system", trusted=True, moved_to=part.dest)
 
 
 # --- which paths ------------------------------------------------------------------------------------------
@@ -192,8 +226,9 @@ def _compile(
 
 def _wanted(request: PlanRequest, grant: Grant, relocation: Relocation) -> list[_WantedPath]:
     """The paths to show, without the state directory and what the program needs."""
-    wanted = list(_runtime())
+    wanted = [] if request.image is not None else list(_runtime())
     shown_anyway = [*RUNTIME_LINKS, *(want.path for want in wanted)]
+    places = dict(request.image.places) if request.image is not None else {}
     for part in relocation.parts:
         # Optional if parts are named: the contract took them from the manifest without looking at files.
         want = _WantedPath(part.path, "read", not request.root_parts, _PLUGIN_FOLDER, within=relocation.real)
@@ -202,9 +237,13 @@ def _wanted(request: PlanRequest, grant: Grant, relocation: Relocation) -> list[
         covered = asked.access == "read" and any(contains(path, asked.path) for path in shown_anyway)
         if covered and asked.required and not look.lexists(asked.path):
             covered = False  # opened below, and reported as missing
+        dest = places.get(asked.path, "")
+        if not dest and request.image is not None:  # of the system's runtime an image has its own
+            covered = any(contains(path, asked.path) for path in RUNTIME_PATHS)
         if asked.origin != "state" and not covered:
             want = _WantedPath(asked.path, asked.access, asked.required, asked.origin, False, asked.where)
-            wanted.append(want._replace(file=asked.file, follow=asked.follow))
+            moved_to = "" if dest == asked.path else dest
+            wanted.append(want._replace(file=asked.file, follow=asked.follow, moved_to=moved_to))
     project = request.project
     if (
         project is not None
@@ -378,7 +417,17 @@ def _judge_places(
     state: Iterable[_WantedPath],
     links: Sequence[Symlink],
     overlaid: str,
+    root: ImageCage | None,
 ) -> None:
+    if root is not None and request.image is not None:
+        from sandbox.plan.image import place_denials
+
+        opened = {dest: held for dest, held in opened.items() if dest not in root.own_dests}
+        folders = [dest for dest, held in opened.items() if held.source.kind == "dir"]
+        files = [dest for dest, held in opened.items() if held.source.kind == "file"]
+        folders += [want.dest for want in state]
+        if refusals := place_denials(request.image, grant, folders, files):
+            raise PlanRefused(refusals)
     places = [
         ShownPlace(dest, "write" if dest == overlaid else held.access, held.where, bool(held.moved_from))
         for dest, held in opened.items()
@@ -397,7 +446,8 @@ def _guards(
         return ()
     from sandbox.plan.guards import all_guards
 
-    found = all_guards(written, denylist, request.conceal)
+    with look.looked_at_again("what is guarded in folders that can be written is looked at each time"):
+        found = all_guards(written, denylist, request.conceal)
     return tuple(each for each in found if each.dest not in staged)
 
 
@@ -428,13 +478,22 @@ def _mentions(
     if "PATH" not in dict(grant.env):  # set by us, for the program's own folders
         unasked.append("PATH")
     whole = () if request.project is None else (request.project.path,)
+    visible = visibility_check(mounted, (*whole, request.root_inside) if request.root_inside else whole)
+    if request.image is not None:
+        from sandbox.paths.in_tree import find_in_tree
+
+        tree, shown = request.image.tree, visible
+
+        def visible(path: str) -> bool:  # what it names may be the image's
+            return shown(path) or find_in_tree(tree, path) is not None
+
     return mentions.unshown_path_notes(
         found.argv[1:],
         [pair for pair in env if pair[0] not in unasked],
         directory=request.directory,
         inside=directory,
         home=environ.get("HOME", ""),
-        visible=visibility_check(mounted, (*whole, request.root_inside) if request.root_inside else whole),
+        visible=visible,
         denied=lambda path: denylist.name_hit(path, "read") is not None,
         by_options=request.by_options,
         by_approval=request.by_approval,
@@ -628,7 +687,11 @@ def _environment(
 ) -> tuple[tuple[str, str], ...]:
     env: dict[str, str] = {}
     path = ":".join((*found.path_dirs, programs.SYSTEM_PATH))
-    if not request.bare_environment:
+    if request.image is not None:
+        env = {"PATH": path, "HOME": request.image.home, **dict(request.image.env)}
+        if request.state_dir is not None:
+            env[_STATE_DIR_VARIABLE] = request.state_dir
+    elif not request.bare_environment:
         env = {"PATH": path, "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8"}
         if request.state_dir is not None:
             env[_STATE_DIR_VARIABLE] = request.state_dir

@@ -10,7 +10,6 @@ import os
 import stat
 
 from sandbox import look
-from sandbox.paths.denylist import Denylist
 from sandbox.paths.guarded import (
     BARE_SIGNS,
     GIT,
@@ -35,7 +34,10 @@ from sandbox.paths.source import OpenSource
 from sandbox.plan.plan import Guard, PlanRefused, ShownPath
 from sandbox.spawn.order import FOLDERS_ROOT
 from sandbox.spec import Denial, KeyPath, Note
-from sandbox.speed.typed import Iterable, Iterator, Sequence
+from sandbox.speed.typed import TYPE_CHECKING, Iterable, Iterator, Sequence
+
+if TYPE_CHECKING:
+    from sandbox.paths.denylist import Denylist
 
 GUARD_RULE = "guarded"
 GUARD_ORIGIN = "guarded: it tells programs outside of the cage what to run"

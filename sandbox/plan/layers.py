@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from sandbox.spec import INSIDE_ID
 from sandbox.speed.typed import TYPE_CHECKING, Iterable
 from sandbox.speed.value import NamedTuple
 
@@ -11,7 +12,6 @@ if TYPE_CHECKING:
     from sandbox.policy.policy import Policy
     from sandbox.spec import Grant
 
-INSIDE_ID = 65534  # the uid and gid that every plugin sees as its own: nobody
 UID = "uid"  # the layer of this name
 
 
@@ -47,16 +47,32 @@ class Layers(NamedTuple):
     uid_range: tuple[int, int] | None  # for leased uids; None: the plugin has the runner's own uid
 
 
-def list_layers(layers: Layers, grant: Grant, policy: Policy, identity: str = "") -> tuple[Layer, ...]:
+def list_layers(
+    layers: Layers,
+    grant: Grant,
+    policy: Policy,
+    identity: str = "",
+    inside: int = INSIDE_ID,
+    *,
+    layered: bool = False,
+) -> tuple[Layer, ...]:
     """Every layer, for `runner explain` and reports.
 
     What is in the plan is in force: bwrap does not start the program unless all its options worked, and the
-    spawner checks its own steps. `identity`: the plugin's identity, if its uid is not a leased one.
+    spawner checks its own steps. `identity`: the plugin's identity, if its uid is not a leased one. `inside`:
+    the uid that it sees as its own. `layered`: its root takes changes, in memory.
     """
     network = grant.network.mode
     reach = _network_detail(grant)
     rows = (
-        ("filesystem", "read-only root, only the listed paths", True, ""),
+        (
+            "filesystem",
+            "changes of the root in memory, only the listed paths"
+            if layered
+            else "read-only root, only the listed paths",
+            True,
+            "",
+        ),
         ("namespaces", "user, pid, ipc, uts, mount", True, ""),
         ("cgroup_namespace", "private", layers.cgroup_namespace, ""),
         ("network", network, True, reach),
@@ -66,7 +82,7 @@ def list_layers(layers: Layers, grant: Grant, policy: Policy, identity: str = ""
         ("seccomp", grant.seccomp, bool(layers.seccomp_filter), ""),
         (
             UID,
-            _identity(policy, layers, identity),
+            _identity(policy, layers, identity, inside),
             os.geteuid() != 0 or layers.uid_range is not None,
             "",
         ),
@@ -99,29 +115,31 @@ def _network_detail(grant: Grant) -> str:
     return "loopback only"
 
 
-def _identity(policy: Policy, layers: Layers, identity: str) -> str:
+def _identity(policy: Policy, layers: Layers, identity: str, inside: int) -> str:
     if identity:
-        return shown_as(identity)
+        return shown_as(identity, inside)
     if os.geteuid() == 0:
         first, last = layers.uid_range or policy.uids
-        return shown_as(f"leased from {first}-{last}")
-    return shown_as(f"the caller's ({os.geteuid()})")
+        return shown_as(f"leased from {first}-{last}", inside)
+    return shown_as(f"the caller's ({os.geteuid()})", inside)
 
 
-def with_owner(layers: Iterable[Layer], uid: int, identity: str = "") -> tuple[Layer, ...]:
+def with_owner(
+    layers: Iterable[Layer], uid: int, identity: str = "", inside: int = INSIDE_ID
+) -> tuple[Layer, ...]:
     """The layers of a plan, with the plugin's uid on the host filled in.
 
     `identity`: the plugin's identity, if its uid is not a leased one.
     """
-    return tuple(_owned(layer, uid, identity) if layer.name == UID else layer for layer in layers)
+    return tuple(_owned(layer, uid, identity, inside) if layer.name == UID else layer for layer in layers)
 
 
-def _owned(layer: Layer, uid: int, identity: str) -> Layer:
+def _owned(layer: Layer, uid: int, identity: str, inside: int) -> Layer:
     if identity:
-        wanted = shown_as(identity)
+        wanted = shown_as(identity, inside)
         layer = Layer(UID, wanted, layer.effective if layer.degraded else wanted)
     return layer._replace(detail=f"uid {uid}")
 
 
-def shown_as(identity: str) -> str:
-    return f"{identity}, shown as {INSIDE_ID}"
+def shown_as(identity: str, inside: int = INSIDE_ID) -> str:
+    return f"{identity}, shown as {inside}"

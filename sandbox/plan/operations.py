@@ -27,6 +27,7 @@ from sandbox.speed.typed import TYPE_CHECKING, Callable, Collection, Iterable, I
 
 if TYPE_CHECKING:
     from sandbox.network.ssh import SshPlan
+    from sandbox.plan.image import ImageCage
 
 DEFAULT_TMP_BYTES = 64 << 20
 
@@ -80,9 +81,13 @@ def operations(
     binds: Sequence[Bind],
     links: Iterable[Symlink],
     ssh: SshPlan | None = None,
+    root: ImageCage | None = None,
 ) -> tuple[Operation, ...]:
+    """`root`: of an image, in place of the system's runtime."""
     limits = grant.limits
     early = [bind for bind in binds if bind.dest in RUNTIME_TREES or bind.dest in RUNTIME_LINKS]
+    if root is not None:
+        early = [bind for bind in binds if bind.dest in root.dests]
     masks = [Mask(f"/proc/{name}") for name in PROC_MASKS if look.kernel_lexists(f"/proc/{name}")]
     covered = {bind.dest for bind in binds}
     concealed = [
@@ -92,9 +97,11 @@ def operations(
         if not bind.writable and contains(bind.real, path)
     ]
     ways = dict.fromkeys(links)
+    folders = () if root is None else sorted(set(root.folders) - {"/tmp"})
     return (
         *early,
-        *(link for link in ways if link.dest in RUNTIME_LINKS),
+        *(link for link in ways if link.dest in RUNTIME_LINKS or root is not None),
+        *(_folder(path, folder_size(limits.tmp), 0o755) for path in folders if not contains("/tmp", path)),
         Proc(),
         *masks,
         # bwrap makes /proc/sys read-only only if its caller could write to the folder. But single sysctls of
@@ -104,16 +111,27 @@ def operations(
         *(() if grant.seccomp == "compat" else _NO_TERMINALS),
         _folder("/dev/shm", limits.shm or DEFAULT_SHM_BYTES),
         ReadOnly("/dev"),
-        _folder("/tmp", limits.tmp or DEFAULT_TMP_BYTES),
-        *(link for link in ways if link.dest not in RUNTIME_LINKS),  # after /tmp: some are below it
+        _folder("/tmp", folder_size(limits.tmp)),
+        *(_folder(path, folder_size(limits.tmp), 0o755) for path in folders if contains("/tmp", path)),
+        # after /tmp: some are below it
+        *(link for link in ways if link.dest not in RUNTIME_LINKS and root is None),
         *(bind for bind in binds if bind not in early),
         *dict.fromkeys(concealed),
-        *(Text(dest, content) for dest, content in _texts(grant) if dest not in covered),
+        *(
+            Text(dest, content, covers=root is not None)
+            for dest, content in _texts(grant, has_accounts=root is not None)
+            if dest not in covered
+        ),
         *(() if ssh is None else _ssh_operations(ssh, covered)),
         *_scratch(grant),
         *grant.memory_files,  # after the scratch folder, which some are in
-        ReadOnly("/"),
+        *(() if root is not None and root.layer_bytes else (ReadOnly("/"),)),
     )
+
+
+def folder_size(asked: int | None) -> int:
+    """Bytes of /tmp, and of each other place in memory."""
+    return asked or DEFAULT_TMP_BYTES
 
 
 # kernel.pty.max counts for the whole machine: a plugin could use up all pseudo-terminals.
@@ -137,17 +155,22 @@ def _scratch(grant: Grant) -> Iterator[Tmpfs]:
         yield _folder(grant.scratch.dest, size, 0o700)._replace(is_scratch=True)
 
 
-def _texts(grant: Grant) -> Iterator[tuple[str, bytes]]:
-    yield "/etc/passwd", _PASSWD
-    yield "/etc/group", _GROUP
+def _texts(grant: Grant, *, has_accounts: bool) -> Iterator[tuple[str, bytes]]:
+    """`has_accounts`: an image has its own, and services too."""
+    if not has_accounts:
+        yield "/etc/passwd", _PASSWD
+        yield "/etc/group", _GROUP
     if grant.network.mode != "host":
         yield "/etc/hosts", _HOSTS
         yield "/etc/nsswitch.conf", _NSSWITCH
         if grant.network.mode != "none":
             yield "/etc/resolv.conf", _RESOLVER
-            yield from _copies(("/etc/services",))
+            if not has_accounts:
+                yield from _copies(("/etc/services",))
         return
-    yield from _copies(_NETWORK_FILES)
+    yield from _copies(_NETWORK_FILES[:2] if has_accounts else _NETWORK_FILES)
+    if has_accounts:
+        yield "/etc/nsswitch.conf", _NSSWITCH  # the host's may name modules that the image does not have
 
 
 def _ssh_operations(ssh: SshPlan, covered: Collection[str]) -> Iterator[Operation]:

@@ -15,21 +15,20 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Literal
 
 from sandbox import look
-from sandbox.identity import uids
 from sandbox.identity.accounts import Account, expected_refusal, find_account, primary_group
 from sandbox.identity.idmap import FileOwner, IdmapUnavailable, idmapped_mount
 from sandbox.identity.leases import UidsUnavailable
-from sandbox.paths.access import unreachable
 from sandbox.paths.mounts import ancestry
 from sandbox.paths.source import OpenSource
-from sandbox.policy.policy import Policy
 from sandbox.spawn.order import FOLDERS_ROOT
 from sandbox.spec import Denial, KeyPath
-from sandbox.speed.typed import Sequence
+from sandbox.speed.typed import TYPE_CHECKING, Literal, Sequence
 from sandbox.speed.value import NamedTuple
+
+if TYPE_CHECKING:
+    from sandbox.policy.policy import Policy
 
 Method = Literal["idmapped", "run_as", "reserved"]
 
@@ -47,6 +46,10 @@ class Ownership(NamedTuple):
     # Owners of other files in it, each with one path. In an idmapped folder the plugin cannot change those.
     strangers: tuple[tuple[int, str], ...] = ()
     is_file: bool = False
+
+    def holds_for(self, source: OpenSource) -> bool:
+        """Whether an owner that is mapped would be decided alike for a source as it is now."""
+        return self == _mapped(source)
 
     def sentence(self) -> str:
         if self.method == "idmapped":
@@ -128,6 +131,8 @@ def decide(
 ) -> Decision:
     """Decide for all sources that are opened for writing. `reserved_for`: the state directory that a plugin
     without one would have. Raises UidsUnavailable."""
+    from sandbox.identity import uids  # here: a launch from a stored plan decides nothing
+
     denials = [refusal for each in asked if (refusal := _read_only(each))]
     if denials:
         return Decision(denials=tuple(denials))
@@ -183,6 +188,8 @@ def _mapped(source: OpenSource) -> Ownership:
 
 def _why_not_mapped(source: OpenSource, uid_range: tuple[int, int]) -> str:
     """Reason why the owner cannot be mapped, or ''. Found by trying."""
+    from sandbox.identity import uids
+
     if source.uid == 0:
         return "it belongs to root, and root is never mapped"
     if uids.may_be_a_plugins(source.uid, *uid_range):
@@ -292,6 +299,8 @@ def _by_reserved_uid(asked: WriteRequest, uid: int, why: str) -> Ownership | Den
 
 def _keeps_out(source: OpenSource, uid: int, gid: int) -> str | None:
     """The first path on the way that does not let the uid in, or None. Tried by a process with that uid."""
+    from sandbox.paths.access import unreachable
+
     bits = 0o7 if source.kind == "dir" else 0o6
     if _opens(source.real, uid, gid, bits):
         return None

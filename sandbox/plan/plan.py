@@ -8,7 +8,7 @@ values of granted variables are in it, so a plan is as secret as they are.
 from __future__ import annotations
 
 from sandbox.network.ssh import FOLDER
-from sandbox.spec import Limits, MemoryFile, Note, SeccompProfile
+from sandbox.spec import INSIDE_ID, Limits, MemoryFile, Note, SeccompProfile
 from sandbox.speed.typed import TYPE_CHECKING, Literal, Mapping, Sequence
 from sandbox.speed.value import NamedTuple
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sandbox.paths.file_identity import FileIdentity
     from sandbox.plan.layers import Layers
     from sandbox.plan.owners import Decision
-    from sandbox.spec import Access, Denial, Project
+    from sandbox.spec import Access, Denial, ImageRoot, Project
     from sandbox.staged.store import OpenLayer
 
 OWN_PLACES = ("/", "/tmp")  # every cage has its own
@@ -134,6 +134,13 @@ class Overlay(NamedTuple):
     # Of staged writes: the owner of the folder, who appears as the plugin. Without the overlay there is no
     # launch.
     staged_for: tuple[int, int] | None = None
+    # Bytes of a layer in memory, in the place of `changes`: of an image, which has no launch without it.
+    memory: int = 0
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether what it takes is there again at the next launch."""
+        return self.staged_for is None and not self.memory
 
 
 class LaunchPlan(NamedTuple):
@@ -155,13 +162,15 @@ class LaunchPlan(NamedTuple):
     guards: tuple[Guard, ...] = ()  # in the order in which they are mounted
     overlays: tuple[Overlay, ...] = ()
     ssh: SshPlan | None = None  # what its ssh agent serves; None: it has none
+    inside: tuple[int, int] = (INSIDE_ID, INSIDE_ID)  # the uid and gid that it sees as its own
+    image: str = ""  # reference of the image that is its root; empty: the system's files are
 
     def without_overlays(self, why: str) -> LaunchPlan:
         """The same with read-only binds, for a machine that cannot mount overlays."""
         hint = "it works without, unless it writes there: `runner doctor` says what this machine can do"
-        bare = {each.dest for each in self.overlays if each.staged_for is None}
+        bare = {each.dest for each in self.overlays if each.is_kept}
         return self._replace(
-            overlays=self.staged,
+            overlays=tuple(each for each in self.overlays if not each.is_kept),
             shown=tuple(
                 each._replace(state="bound") if each.path in bare and each.state == OVERLAID else each
                 for each in self.shown
@@ -182,8 +191,13 @@ class LaunchPlan(NamedTuple):
 
     @property
     def folders(self) -> tuple[Tmpfs, ...]:
-        """The temporary folders with a limit on inodes, which bwrap cannot set."""
-        return tuple(op for op in self.operations if isinstance(op, Tmpfs) and op.inodes)
+        """The temporary folders with a limit on inodes, which bwrap cannot set. Last, those of layers in
+        memory: they are in no cage themselves."""
+        found = [op for op in self.operations if isinstance(op, Tmpfs) and op.inodes]
+        layers = [each for each in self.overlays if each.memory]
+        for each in layers:
+            found.append(Tmpfs(changes_of(each.dest), each.memory, 0o755, each.memory >> 12))
+        return tuple(found)
 
     @property
     def filters(self) -> tuple[bytes, ...]:
@@ -203,12 +217,21 @@ class LaunchPlan(NamedTuple):
         return (no_preallocation(machine_arch()),)
 
 
+def changes_of(dest: str) -> str:
+    """The name of the folder with the changes of an overlay. Without a slash: it is no destination."""
+    return f"changes of {dest}"
+
+
 class PlanRefused(Exception):
     """The plan cannot be made within the policy. `denials` say why."""
 
     def __init__(self, denials: Sequence[Denial]) -> None:
         super().__init__("; ".join(denial.reason for denial in denials))
         self.denials = tuple(denials)
+
+
+class PlanOutdated(Exception):
+    """A source is not what the plan was made for. The plan has to be made again."""
 
 
 class PlanRequest(NamedTuple):
@@ -237,6 +260,7 @@ class PlanRequest(NamedTuple):
     approved_program: tuple[str, ...] = ()
     state_link: str = ""  # a name below HOME in the cage that leads to the state directory, if it is granted
     overlaid: str = ""  # a folder that it may change in an overlay, if it has the whole state directory
+    image: ImageRoot | None = None  # that is stored, in place of the system's files
 
 
 class OpenPlan(NamedTuple):

@@ -8,17 +8,19 @@ the launch has claimed it. `with_state` puts what was opened into the plan.
 from __future__ import annotations
 
 import os
+import stat
 
-from sandbox.paths.denylist import Denylist
+from sandbox.paths.denied_paths import normal
 from sandbox.paths.mounts import join
 from sandbox.paths.scan import SourceRefused
-from sandbox.paths.source import OpenSource, SourceMissing, open_source
-from sandbox.plan.plan import Bind, Guard, Idmapped, LaunchPlan, OpenPlan, PlanRefused
+from sandbox.paths.source import OpenSource, SourceMissing, look_inside, open_source
+from sandbox.plan.plan import Bind, Guard, Idmapped, LaunchPlan, OpenPlan, PlanOutdated, PlanRefused
 from sandbox.spec import Access, Denial, GrantedPath
 from sandbox.speed.scopes import ExitStack, contextmanager
-from sandbox.speed.typed import TYPE_CHECKING, Iterator, Mapping, Sequence
+from sandbox.speed.typed import TYPE_CHECKING, Iterator, Literal, Mapping, Sequence
 
 if TYPE_CHECKING:
+    from sandbox.paths.denylist import Denylist
     from sandbox.plan.owners import Decision
 
 _STATE = "state"
@@ -33,7 +35,7 @@ def reopen(plan: LaunchPlan, denylist: Denylist, *, scan_limit: int) -> Iterator
     made for: the same real path, device, inode and mode, and the same owner if that is mapped. The change
     time is not compared, because every new file in a folder changes it.
     """
-    origins = {shown.inside or shown.path: shown.origin for shown in plan.shown}
+    origins = _origins(plan)
     mapped = {each.dest: each.uid for each in plan.idmapped}
     staged = {each.dest for each in plan.staged}
     descriptors: dict[str, int] = {}
@@ -44,15 +46,9 @@ def reopen(plan: LaunchPlan, denylist: Denylist, *, scan_limit: int) -> Iterator
             if not isinstance(bind, Bind):
                 continue
             origin = origins.get(bind.dest, "")
+            access: Access = "write" if bind.writable or bind.dest in staged else "read"
             try:
-                source = open_source(
-                    bind.path,
-                    access="write" if bind.writable or bind.dest in staged else "read",
-                    denylist=denylist,
-                    scan_limit=scan_limit,
-                    trusted=_is_trusted(bind.path, origin),
-                    own_state=origin == _STATE,
-                )
+                source = _open_again(bind, access, origin, denylist, scan_limit)
             except SourceMissing:
                 if origin != _STATE:
                     refusals.append(_changed(bind.path, f"{bind.path} does not exist any more"))
@@ -63,7 +59,7 @@ def reopen(plan: LaunchPlan, denylist: Denylist, *, scan_limit: int) -> Iterator
             stack.callback(os.close, source.fd)
             if origin == _STATE:
                 continue  # the launch opens it after it was claimed
-            if (source.real, *source.identity[:3]) != (bind.real, *bind.identity[:3]):
+            if not _is_same(source, bind):
                 refusals.append(_changed(bind.path, f"{bind.path} is not the file the plan was made for"))
             elif source.uid != mapped.get(bind.dest, source.uid):
                 refusals.append(_changed(bind.path, f"{bind.path} has another owner than in the plan"))
@@ -81,18 +77,69 @@ def _guards(
     """The guards of a writable folder as it is now."""
     from sandbox.plan.guards import guards_of
 
-    hidden = [join(source.real, each.path) for each in plan.guards if each.access == "hidden"]
     try:
         folders = [op.real for op in plan.operations if isinstance(op, Bind) and op.writable]
-        return guards_of(dest, source, denylist, hidden, (), folders)
+        return guards_of(dest, source, denylist, _hidden(plan, dest, source), (), folders)
     except PlanRefused as refused:
         refusals += refused.denials
         return ()
 
 
+def judge_written(opened: OpenPlan, denylist: Denylist, *, scan_limit: int) -> None:
+    """Judge again what is in the files and folders that the plugin of a stored plan may write, but for its
+    state: their content is no fact. Raises PlanOutdated if anything would be decided in another way, and what
+    refuses a source."""
+    from sandbox.plan.guards import guards_of
+
+    plan, descriptors = opened.plan, opened.descriptors
+    origins = _origins(plan)
+    written = [
+        bind
+        for bind in plan.operations
+        if isinstance(bind, Bind) and bind.writable and origins.get(bind.dest, "") != _STATE
+    ]
+    folders = [bind.real for bind in written]
+    for bind in written:
+        kind: Literal["dir", "file"] = "dir" if stat.S_ISDIR(bind.identity.mode) else "file"
+        held = OpenSource(normal(bind.path), bind.real, descriptors[bind.dest], bind.identity, kind, "write")
+        source = look_inside(held, denylist, denylist.mounts, scan_limit, denylist.guarded_names)
+        owner = None if plan.owners is None else plan.owners.of(source.path)
+        if owner is not None and not owner.holds_for(source):
+            raise PlanOutdated(bind.path)
+        guards = guards_of(bind.dest, source, denylist, _hidden(plan, bind.dest, source), (), folders)
+        if guards != tuple(each for each in plan.guards if each.dest == bind.dest):
+            raise PlanOutdated(f"what is guarded in {bind.path}")
+
+
+def _open_again(bind: Bind, access: Access, origin: str, denylist: Denylist, scan_limit: int) -> OpenSource:
+    return open_source(
+        bind.path,
+        access=access,
+        denylist=denylist,
+        scan_limit=scan_limit,
+        trusted=_is_trusted(bind.path, origin),
+        own_state=origin == _STATE,
+    )
+
+
+def _origins(plan: LaunchPlan) -> Mapping[str, str]:
+    return {shown.inside or shown.path: shown.origin for shown in plan.shown}
+
+
+def _is_same(source: OpenSource, bind: Bind) -> bool:
+    return (source.real, *source.identity[:3]) == (bind.real, *bind.identity[:3])
+
+
+def _hidden(plan: LaunchPlan, dest: str, source: OpenSource) -> list[str]:
+    hidden = (each.path for each in plan.guards if each.dest == dest and each.access == "hidden")
+    return [join(source.real, path) for path in hidden]
+
+
 def _is_trusted(path: str, origin: str) -> bool:
     """Whether the scan is skipped, as it was when the plan was made (compile.py)."""
-    return origin in ("the system", _STATE) or (origin == "the program" and path.startswith("/usr/"))
+    return origin in ("the system", "the image", _STATE) or (
+        origin == "the program" and path.startswith("/usr/")
+    )
 
 
 def _changed(path: str, reason: str) -> Denial:

@@ -9,7 +9,16 @@ from __future__ import annotations
 from sandbox.network.credentials import hidden_name
 from sandbox.network.ssh import is_key
 from sandbox.paths.denied_paths import lexical_fault, normal
-from sandbox.policy.policy import ApprovalRule, Policy, admits, host_matches, is_loopback, matches, steers
+from sandbox.policy.policy import (
+    ApprovalRule,
+    Policy,
+    admits,
+    admits_image,
+    host_matches,
+    is_loopback,
+    matches,
+    steers,
+)
 from sandbox.spec import (
     NETWORK_ORDER,
     POLICY_HOSTS,
@@ -40,6 +49,7 @@ def requested_approval(spec: SandboxSpec, *, project: bool = False) -> Approval:
         staged=spec.staged,
         hide=spec.hide,
         ssh=spec.ssh,
+        images=() if spec.image is None else (spec.image.reference,),
     )
 
 
@@ -57,6 +67,7 @@ def join_approvals(one: Approval, other: Approval) -> Approval:
         staged=one.staged or other.staged,
         hide=tuple(dict.fromkeys((*one.hide, *other.hide))),
         ssh=tuple(dict.fromkeys((*one.ssh, *other.ssh))),
+        images=tuple(dict.fromkeys((*one.images, *other.images))),
     )
 
 
@@ -73,6 +84,7 @@ def subtract_approval(approval: Approval, other: Approval) -> Approval:
         project="none" if approval.project == other.project else approval.project,
         hide=tuple(each for each in approval.hide if each not in other.hide),
         ssh=tuple(each for each in approval.ssh if each not in other.ssh),
+        images=tuple(each for each in approval.images if each not in other.images),
     )
 
 
@@ -91,6 +103,7 @@ def limit_approval(approval: Approval, rule: ApprovalRule) -> Approval:
         staged=approval.staged,
         hide=tuple(each for each in approval.hide if matches(rule.env, hidden_name(each))),
         ssh=tuple(each for each in approval.ssh if is_key(each) or _may_approve(each, rule)),
+        images=tuple(each for each in approval.images if admits_image(rule.images, each)),
     )
 
 
@@ -121,4 +134,5 @@ def raise_ceilings(policy: Policy, approval: Approval) -> Policy:
         project="read" if "read" in (policy.project, approval.project) else "none",
         hide=(*policy.hide, *approval.hide),
         ssh=(*policy.ssh, *approval.ssh),
+        images=(*policy.images, *approval.images),
     )

@@ -6,49 +6,14 @@ the plugin nothing but the use at hosts that it may reach anyway, so only the ho
 
 from __future__ import annotations
 
-import re
-
-from sandbox.network.credentials import Credential, Hiding, parse_hiding
+from sandbox.network.credentials import Credential, Hiding, parse_hiding, signs
 from sandbox.network.rules import EVERY_PORT, HostRule, Ports, covers, parse_rule
 from sandbox.policy.policy import CredentialRule, Policy, matches, steers
-from sandbox.spec import LITERAL, Denial, EnvRequest, Network, Place, is_variable_name
+from sandbox.spec import LITERAL, SLOT, Denial, Network, Place, is_variable_name
 from sandbox.speed.typed import Collection, Iterable, Iterator, Sequence
 
 _MOST = 64  # entries: the broker searches each answer for each value
 _HTTP, _HTTPS = 80, ((443, 443),)
-# A secret that signs and does not travel: with a placeholder every signature would be wrong.
-_SIGNS = re.compile(
-    r"AWS_SECRET|SECRET_ACCESS_KEY|PRIVATE_?KEY|SIGNING|JWT_SECRET|HMAC|WEBHOOK_SECRET|SERVICE_ACCOUNT",
-    re.IGNORECASE,
-)
-
-# Names of variables whose values are most often secrets.
-_SECRET = re.compile(
-    r"TOKEN|SECRET|PASSW|PASSPHRASE|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|CREDENTIAL|AUTH|COOKIE|SESSION"
-    r"|DATABASE_URL|DSN|_KEY$|_PAT$",
-    re.IGNORECASE,
-)
-
-
-def looks_secret(name: str) -> bool:
-    """Whether the value of a variable with this name is most often a secret."""
-    return _SECRET.search(name) is not None
-
-
-def signs(name: str) -> bool:
-    """Whether a secret with this name makes signatures."""
-    return _SIGNS.search(name) is not None
-
-
-def written_values(requests: Sequence[EnvRequest]) -> dict[str, str]:
-    """The variables that a manifest sets itself. One that stands for the host's of the same name does not
-    count: ${TOKEN}, $TOKEN, ${env:TOKEN}."""
-    return {
-        each.name: each.value
-        for each in requests
-        if each.value is not None
-        and not re.fullmatch(rf"\$\{{?(?:env:)?{re.escape(each.name)}\}}?", each.value)
-    }
 
 
 def find_credentials(
@@ -59,11 +24,12 @@ def find_credentials(
     *,
     caged: bool,
     literals: Collection[str] = (),
+    slots: Collection[str] = (),
 ) -> tuple[tuple[Credential, ...], tuple[str, ...]]:
     """The credentials, and files of the roots that their hosts may have. `asked`: entries as
     sandbox/network/credentials.py reads them, and who asks: "" for the manifest, which gets no more by them
     than it could have as variables. `literals`: variables whose values are in the manifest, or on the command
-    line."""
+    line. `slots`: secrets that files in memory have."""
     found: dict[str, Credential] = {}
     authorities: dict[str, None] = {}
     granted = [parse_rule(host, ranges=True).without_requests() for host in network.hosts]
@@ -77,17 +43,18 @@ def find_credentials(
         except ValueError as error:
             denials.append(Denial("credential", text, f"it {error}", origin=origin))
             continue
-        rule = policy.credential(hiding.name)
+        rule = None if hiding.name in slots else policy.credential(hiding.name)
         variable = hiding.name if rule is None else rule.variable
         hosts = _hosts(hiding, rule, granted)
-        denial = _denial(hiding, variable, rule, hosts, policy, network, granted, caged)
+        denial = None if hiding.name in slots else _name_denial(hiding, variable, rule, policy)
+        denial = denial or _denial(hiding, rule, hosts, policy, network, granted, caged)
         if denial is None and not origin and not (rule is None and variable in literals):
             denial = _ceiling_denial(hiding, policy)
         if denial is not None:
             denials.append(denial._replace(origin=origin))
             # It is hidden all the same, so that no other request passes the value on.
         where: tuple[Place, ...] = ("header", "query") if hiding.query else ("header",)
-        source: tuple[str, ...] = LITERAL if variable in literals else ()
+        source: tuple[str, ...] = SLOT if variable in slots else LITERAL if variable in literals else ()
         if rule is not None:
             where, source = rule.where, rule.source
         old = found.get(variable, Credential(variable, (), (), source))
@@ -99,6 +66,7 @@ def find_credentials(
             tuple(dict.fromkeys((*old.hosts, *map(str, hosts)))),
             tuple(dict.fromkeys((*old.where, *where))),
             source,
+            0.0 if rule is None else rule.keep,
         )
         authorities.update(dict.fromkeys(() if rule is None else rule.authorities))
     denials += _mixed(found.values())
@@ -151,16 +119,7 @@ def _without_http(ports: Ports) -> Ports:
     return tuple(found)
 
 
-def _denial(
-    hiding: Hiding,
-    variable: str,
-    rule: CredentialRule | None,
-    hosts: Sequence[HostRule],
-    policy: Policy,
-    network: Network,
-    granted: Sequence[HostRule],
-    caged: bool,
-) -> Denial | None:
+def _name_denial(hiding: Hiding, variable: str, rule: CredentialRule | None, policy: Policy) -> Denial | None:
     asked = f"hide {hiding}"
     if not is_variable_name(variable):
         hint = f"name a variable, or a credential of policy {policy.name} (its table [credentials])"
@@ -170,6 +129,23 @@ def _denial(
     if rule is None and signs(variable):
         reason = "such a secret makes signatures and does not travel: with a placeholder all would be wrong"
         return Denial("credential_signs", asked, reason, f"pass it on (--env {variable}), or leave it out")
+    operators = next((each for each in policy.credentials if each.variable == variable), None)
+    if rule is None and operators is not None:
+        reason = f"policy {policy.name} has a value of its own for {variable}"
+        return Denial("credential_hosts", asked, reason, f"hide that one by its name: {operators.name}")
+    return None
+
+
+def _denial(
+    hiding: Hiding,
+    rule: CredentialRule | None,
+    hosts: Sequence[HostRule],
+    policy: Policy,
+    network: Network,
+    granted: Sequence[HostRule],
+    caged: bool,
+) -> Denial | None:
+    asked = f"hide {hiding}"
     if not caged:
         return Denial("credential", asked, "it would run without a cage", "let the manifest ask for one")
     if network.mode == "host":
@@ -179,10 +155,6 @@ def _denial(
         reason = "no host is named that its value is for"
         hint = f"write the host, as in {hiding.name}@api.example.com, and let the plugin reach it"
         return Denial("credential_network", asked, reason, hint)
-    operators = next((each for each in policy.credentials if each.variable == variable), None)
-    if rule is None and operators is not None:
-        reason = f"policy {policy.name} has a value of its own for {variable}"
-        return Denial("credential_hosts", asked, reason, f"hide that one by its name: {operators.name}")
     if rule is not None:
         own = [parse_rule(host) for host in rule.hosts]
         if stray := next((each for each in hosts if not any(covers(one, each) for one in own)), None):

@@ -12,6 +12,7 @@ from sandbox.policy.policy import (
     LimitRule,
     PathRule,
     Policy,
+    admits_image,
     expand,
     host_matches,
     is_loopback,
@@ -25,12 +26,14 @@ from sandbox.spec import (
     POLICY_HOSTS,
     SECCOMP_ORDER,
     SECCOMP_WITHOUT_INTERNET,
+    SLOT,
     STATE_DIR_TOKEN,
     Access,
     Denial,
     EnvRequest,
     Grant,
     GrantedPath,
+    ImageRoot,
     KeyPath,
     Limits,
     Network,
@@ -77,6 +80,8 @@ def grant(
     scratch, memory_files = spec.scratch, spec.memory_files
     staged = spec.staged or said.staged
     denials: list[Denial] = []
+    if spec.image is not None and not admits_image(policy.images, spec.image.reference):
+        denials.append(_image_denial(spec.image, policy))
     if not spec.enabled:
         if sandbox_required_by:
             at = where.get("enabled", ())
@@ -111,21 +116,28 @@ def grant(
     credentials: tuple[Credential, ...] = ()
     authorities: tuple[str, ...] = ()
     if said.hide or policy.hide or spec.hide:
-        from sandbox.policy.credentials import find_credentials, written_values
+        from sandbox.network.credentials import written_values
+        from sandbox.policy.credentials import find_credentials
 
         asked = [(text, "") for text in spec.hide]
         asked += [(text, APPROVED) for text in policy.hide]
         asked += [(text, "command line") for text in said.hide]
         literals = (written_values(spec.env).keys() - set(said.pass_env)) | dict(said.env).keys()
         credentials, authorities = find_credentials(
-            asked, policy, network, denials, caged=not unsandboxed, literals=literals
+            asked,
+            policy,
+            network,
+            denials,
+            caged=not unsandboxed,
+            literals=literals,
+            slots={each.secret for each in memory_files if each.secret},
         )
     ssh: tuple[str, ...] = ()
     if said.ssh or policy.ssh or spec.ssh:
         from sandbox.policy.ssh import find_ssh
 
         ssh = find_ssh((*said.ssh, *policy.ssh), spec.ssh, policy, network, denials, caged=not unsandboxed)
-    hidden = tuple(credential.name for credential in credentials)
+    hidden = tuple(credential.name for credential in credentials if credential.source != SLOT)
     env = _env(spec, policy, environ, said, denials, bare_environment, hidden)
     seccomp = _seccomp(spec, policy, where.get("seccomp", ()), denials)
     asks_network = network.mode != "none" and not unsandboxed
@@ -308,6 +320,16 @@ def _policy_hosts(
         )
         return Network("none", where=asked.where)
     return asked._replace(hosts=(*listed, *own))
+
+
+def _image_denial(image: ImageRoot, policy: Policy) -> Denial:
+    return Denial(
+        "image_ceiling",
+        image.reference,
+        f"policy {policy.name} does not allow this image in place of the system's files",
+        f'the operator can add "{image.reference}" to allow under [images] in the policy',
+        where=image.where,
+    )
 
 
 def _seccomp(spec: SandboxSpec, policy: Policy, where: KeyPath, denials: list[Denial]) -> SeccompProfile:

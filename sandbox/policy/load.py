@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from sandbox import CODE_ROOT, cache, look
+from sandbox import CODE_ROOT, cache, look, surroundings
 from sandbox.cache import fingerprint
 from sandbox.document.diagnostic import Diagnostic, DocumentError, did_you_mean, quoted
 from sandbox.document.read import parse, read_bounded
@@ -62,7 +62,7 @@ def _packaged_directory() -> str:
 def policy_folders(name_or_path: str | None, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Folders in which a change may mean another policy. Packaged ones change with the code only."""
     named = name_or_path or environ.get(ENVIRONMENT_NAME) or ""
-    own = (os.path.dirname(os.path.abspath(named)),) if "/" in named or "." in named else ()
+    own = (os.path.dirname(_full_path(named)),) if "/" in named or "." in named else ()
     return (*own, os.path.dirname(SYSTEM_POLICY))
 
 
@@ -80,12 +80,16 @@ def load_policy(name_or_path: str | None, environ: Mapping[str, str]) -> Policy:
             raise DocumentError(_unknown_name(named))
         # Not checked: these files are as trustworthy as the code beside them.
         return read_policy(path, named)
-    path = os.path.abspath(named)
+    path = _full_path(named)
     fault = trust_fault(path)
     if fault is not None:
         reason, hint = fault
         raise DocumentError(Diagnostic(path, 0, 0, "policy_untrusted", reason, hint))
     return read_policy(path, path)
+
+
+def _full_path(named: str) -> str:
+    return os.path.normpath(named if named.startswith("/") else f"{surroundings.working_folder()}/{named}")
 
 
 def binding_policy(chosen: Policy) -> Policy | None:

@@ -63,6 +63,7 @@ def parse_policy(path: str, raw: bytes, *, name: str) -> Policy:
         layers=tuple((layer, "prefer") for layer, mode in file.layers if mode == "prefer"),
         capabilities=CapabilityRule(**dict(file.capabilities)),
         on_hook_failure=file.hooks.on_failure,
+        images=file.images.allow,
         run_as=file.user.run_as,
         packages=PackageRule(**dict(file.packages)),
         approvals=ApprovalRule(**{**approvals, "hosts": _rules(file.approvals.hosts)}),
@@ -74,6 +75,7 @@ def parse_policy(path: str, raw: bytes, *, name: str) -> Policy:
                 each.source,
                 tuple(place for place in get_args(Place) if place in each.where),
                 each.authorities,
+                each.keep,
             )
             for name, each in file.credentials.items()
         ),

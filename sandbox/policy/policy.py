@@ -195,6 +195,7 @@ class CredentialRule(NamedTuple):
     source: tuple[str, ...]  # ("file", PATH), ("env", NAME) or ("command", WORD, ...)
     where: tuple[Place, ...] = ("header",)
     authorities: tuple[str, ...] = ()  # files of roots that the hosts may have
+    keep: float = 0.0  # seconds for which the answer of a command counts
 
 
 class ApprovalRule(NamedTuple):
@@ -208,6 +209,7 @@ class ApprovalRule(NamedTuple):
     steering: tuple[str, ...] = ()
     seccomp: SeccompProfile = "strict"
     project: ProjectAccess = "none"
+    images: tuple[str, ...] = ()  # patterns
 
 
 class LimitRule(NamedTuple):
@@ -242,6 +244,7 @@ class Policy(NamedTuple):
     layers: tuple[tuple[str, Mode], ...] = ()
     capabilities: CapabilityRule = CapabilityRule()
     on_hook_failure: HookFailure = "continue"  # taken as the answer of a hook that failed
+    images: tuple[str, ...] = ()  # patterns of references: what a manifest may have as its root
     run_as: str = (
         ""  # an account or uid for plugins that write where no owner can be mapped; see plan/owners.py
     )
@@ -305,6 +308,13 @@ def admits(ceiling: Iterable[str], path: str, state_dir: str | None = None) -> b
 def steers(name: str) -> bool:
     """Whether a variable decides which code a loader or an interpreter runs."""
     return name not in NOT_STEERING and matches(STEERING, name)
+
+
+def admits_image(patterns: Iterable[str], reference: str) -> bool:
+    """Whether a list of images covers a reference. A pattern without a tag covers every tag and digest."""
+    name = reference.partition("@")[0]
+    folder, slash, last = name.rpartition("/")
+    return matches(patterns, reference) or matches(patterns, folder + slash + last.partition(":")[0])
 
 
 def matches(patterns: Iterable[str], name: str) -> bool:

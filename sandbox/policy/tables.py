@@ -29,7 +29,7 @@ from sandbox.spec import (
     Place,
     is_variable_name,
 )
-from sandbox.units import parse_limit, parse_size
+from sandbox.units import parse_duration, parse_limit, parse_size
 
 if TYPE_CHECKING:
     from sandbox.policy.policy import HookFailure, LimitMode, SignatureMode
@@ -47,10 +47,12 @@ WORDING = Wording(
 
 _TEXT: dict[str, Any] = {"type": "string"}
 _SIZE: dict[str, Any] = {"type": ["string", "integer"]}
+_MOST_KEPT_SECONDS = 24 * 3600  # of what a command answered
 _TIME: dict[str, Any] = {"type": ["string", "number"]}
 _PATHS = "Absolute paths, each for all below it; * for all that is not denied. ${state_dir}: its own folder."
 _HOSTS = 'Hosts: "example.com:443", "*.example.com:443", "*:443", "example.com:*", "10.0.0.0/8:5432".'
 _NAMES = "Names of variables; * and ? are wildcards."
+_IMAGES = 'References in full, with a tag or without: "docker.io/acme/*", "ghcr.io/acme/x:1".'
 # The gate holds up to six descriptors for each connection. With more it could exceed its descriptor limit.
 _MOST_CONNECTIONS = 1024
 _GATE_PORTS = (REDIRECT_PORT, DNS_PORT)  # of the gate in the plugin's own namespace
@@ -151,6 +153,13 @@ def _read_ports(value: object) -> tuple[int, ...]:
     return tuple(dict.fromkeys(value))
 
 
+def _kept_time(value: object) -> float:
+    seconds = parse_duration(value)
+    if not 1 <= seconds <= _MOST_KEPT_SECONDS:
+        raise ValueError("it has to be from 1s to 24h")
+    return seconds
+
+
 def _read_source(value: object) -> tuple[str, ...]:
     if isinstance(value, list) and value and all(isinstance(word, str) and word for word in value):
         return ("command", *value)
@@ -225,6 +234,7 @@ _SOURCE = Kind(
         "description": "Where its value is: file:/PATH, env:NAME, or a command that prints it.",
     },
 )
+_KEEP = _parsed("How long the answer of a command counts; without it, each launch asks.", _TIME, _kept_time)
 _VARIABLE = Kind(
     _read_variable,
     {**_TEXT, "description": "The variable with the placeholder; without it the name of the credential."},
@@ -340,6 +350,12 @@ def _glob_fault(pattern: str) -> str | None:
     if re.fullmatch(r"[A-Za-z0-9_*?]+", pattern, re.ASCII):
         return None
     return "must be a variable name, in which * and ? stand for anything"
+
+
+def _image_fault(pattern: str) -> str | None:
+    if pattern == "*" or ("/" in pattern and re.fullmatch(r"[A-Za-z0-9._:@/*?-]{1,512}", pattern, re.ASCII)):
+        return None
+    return 'must be a reference in full, as in "docker.io/library/python:3.12"; * and ? are wildcards'
 
 
 def _capability_fault(pattern: str) -> str | None:
@@ -483,6 +499,12 @@ class _PackagesTable(OperatorTable):
     )
 
 
+class _ImagesTable(OperatorTable):
+    """Images in place of the system's files."""
+
+    allow: Annotated[_Texts, _texts(f"Which a plugin may be started in. {_IMAGES}", _image_fault)] = ()
+
+
 class _UserTable(OperatorTable):
     """Who plugins run as, if the runner is root."""
 
@@ -510,6 +532,7 @@ class _ApprovalsTable(OperatorTable):
     steering: Annotated[_Texts, _texts(_NAMES, _glob_fault)] = ()
     seccomp: Annotated[SeccompProfile, _choice("Up to which profile.", *SECCOMP_ORDER)] = "strict"
     project: Annotated[ProjectAccess, _choice("Whether the project may be shown.", "none", "read")] = "none"
+    images: Annotated[_Texts, _texts(_IMAGES, _image_fault)] = ()
 
 
 class _CredentialTable(OperatorTable):
@@ -525,10 +548,14 @@ class _CredentialTable(OperatorTable):
         _Texts, _texts("Files of roots that its hosts may have beside the system's.", lexical_fault)
     ] = ()
 
+    keep: Annotated[float, _KEEP] = 0.0
+
     @model_validator(mode="after")
     def _may_travel(self) -> Self:
         if not self.where:
             raise WrongValue("is empty: nothing could be put in", keys=("where",))
+        if self.keep and self.source[0] != "command":
+            raise WrongValue("counts for the answer of a command only", keys=("keep",))
         return self
 
 
@@ -606,6 +633,7 @@ class PolicyFile(OperatorTable):
     capabilities: _CapabilitiesTable = Field(default_factory=_CapabilitiesTable)
     hooks: _HooksTable = Field(default_factory=_HooksTable)
     packages: _PackagesTable = Field(default_factory=_PackagesTable)
+    images: _ImagesTable = Field(default_factory=_ImagesTable)
     user: _UserTable = Field(default_factory=_UserTable)
     approvals: _ApprovalsTable = Field(default_factory=_ApprovalsTable)
     credentials: Annotated[dict[str, _CredentialTable], AfterValidator(_one_variable_each)] = Field(

@@ -15,7 +15,7 @@ import os
 import stat
 
 from sandbox.spawn.order import GuardOrder
-from sandbox.speed.libc import Libc, get_errno
+from sandbox.speed.libc import Library, get_errno
 
 _MS_RDONLY = 0x1
 _MS_REMOUNT = 0x20
@@ -28,7 +28,7 @@ _KEPT_TIMES = ((1024, 0x400), (2048, 0x800), (4096, 0x200000))  # noatime, nodir
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def bind_source(libc: Libc, fd: int, real: str, place: str) -> None:
+def bind_source(libc: Library, fd: int, real: str, place: str) -> None:
     """Bind the folder that is open as `fd` to `place`. The descriptor belongs to another mount namespace, so
     the folder is opened again by its name, and has to be the same one."""
     here = os.open(real, _STEP | os.O_DIRECTORY)
@@ -41,7 +41,7 @@ def bind_source(libc: Libc, fd: int, real: str, place: str) -> None:
         os.close(here)
 
 
-def make_guard(libc: Libc, root: str, guard: GuardOrder) -> None:
+def make_guard(libc: Library, root: str, guard: GuardOrder) -> None:
     *above, name = guard.path.split("/")
     parent = os.open(root, _STEP | os.O_DIRECTORY)
     try:
@@ -58,7 +58,7 @@ def make_guard(libc: Libc, root: str, guard: GuardOrder) -> None:
         os.close(parent)
 
 
-def _mount_over(libc: Libc, parent: int, name: str, guard: GuardOrder) -> None:
+def _mount_over(libc: Library, parent: int, name: str, guard: GuardOrder) -> None:
     target = os.open(name, _STEP, dir_fd=parent)
     try:
         mode = os.fstat(target).st_mode
@@ -86,7 +86,7 @@ def _mount_over(libc: Libc, parent: int, name: str, guard: GuardOrder) -> None:
         os.close(mounted)
 
 
-def _mount(libc: Libc, source: str | None, target: str, flags: int) -> None:
+def _mount(libc: Library, source: str | None, target: str, flags: int) -> None:
     given = None if source is None else source.encode()
     if libc.mount(given, target.encode(), None, flags, None) < 0:
         raise OSError(get_errno(), "")

@@ -34,7 +34,7 @@ from sandbox.spawn.order import (
     folder_path,
 )
 from sandbox.spawn.priority import take_ordinary_priority
-from sandbox.speed.libc import Libc, get_errno, open_libc
+from sandbox.speed.libc import Library, get_errno, open_libc
 from sandbox.speed.signals import signal
 from sandbox.speed.typed import Any, Callable, Collection, NoReturn, Sequence
 from sandbox.speed.value import NamedTuple
@@ -83,7 +83,7 @@ Stage = tuple[str, Callable[[], Any]]
 
 
 def become_init(
-    order: SpawnOrder, libc: Libc, numbers: SyscallNumbers, fault_w: int, go_r: int, reaper_file: int
+    order: SpawnOrder, libc: Library, numbers: SyscallNumbers, fault_w: int, go_r: int, reaper_file: int
 ) -> NoReturn:
     """Runs in the clone and never returns: it waits until the program has ended, or reports the failed stage.
 
@@ -140,7 +140,7 @@ def _open_account() -> int:
         return -1  # the kernel was built without these counters
 
 
-def _follow_runner(libc: Libc, fault_w: int) -> None:
+def _follow_runner(libc: Library, fault_w: int) -> None:
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) < 0:
         raise OSError(get_errno(), "")
     # getppid() is 0 in a pid namespace's init. If the runner died before the call above, only a pipe without
@@ -151,7 +151,7 @@ def _follow_runner(libc: Libc, fault_w: int) -> None:
         os._exit(125)
 
 
-def _forbid_privileges(libc: Libc) -> None:
+def _forbid_privileges(libc: Library) -> None:
     if libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0:
         raise OSError(get_errno(), "")
     if libc.prctl(_PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) != 1:
@@ -161,7 +161,7 @@ def _forbid_privileges(libc: Libc) -> None:
         raise OSError(get_errno(), "")
 
 
-def _make_folders(order: SpawnOrder, libc: Libc) -> None:
+def make_folders(order: SpawnOrder, libc: Library) -> None:
     """Mount the temporary folders and the idmapped mounts, for bwrap to bind.
 
     Called after root's file system uid was dropped: in a user namespace nobody can write to a file of a uid
@@ -190,7 +190,7 @@ def _make_folders(order: SpawnOrder, libc: Libc) -> None:
         bind_source(libc, fd, real, folder_path(number))
 
 
-def _mount_overlays(order: SpawnOrder, libc: Libc) -> None:
+def mount_overlays(order: SpawnOrder, libc: Library) -> None:
     """Mount each overlay over folders that are mounted already, for bwrap to bind.
 
     In a user namespace overlayfs keeps its marks in attributes that the owner of a file may set
@@ -203,7 +203,10 @@ def _mount_overlays(order: SpawnOrder, libc: Libc) -> None:
         os.mkdir(folder_path(number))
         # Overlayfs would follow a link that was put in their place, before the cage confines anything.
         changes = os.open(folder_path(each.changes), _FOLDER)
-        upper, work = (os.open(name, _FOLDER, dir_fd=changes) for name in ("upper", each.work))
+        if not each.work:  # in memory: it is new
+            for name in ("upper", "work"):
+                os.mkdir(name, 0o755, dir_fd=changes)
+        upper, work = (os.open(name, _FOLDER, dir_fd=changes) for name in ("upper", each.work or "work"))
         options = (
             f"userxattr,index=off,lowerdir={folder_path(each.lower)},"
             f"upperdir=/proc/self/fd/{upper},workdir=/proc/self/fd/{work}"
@@ -215,13 +218,13 @@ def _mount_overlays(order: SpawnOrder, libc: Libc) -> None:
             os.close(fd)
 
 
-def _guard(libc: Libc, guard: GuardOrder) -> None:
+def _guard(libc: Library, guard: GuardOrder) -> None:
     from sandbox.spawn.guards import make_guard  # loaded before the clone
 
     make_guard(libc, folder_path(guard.folder), guard)
 
 
-def _mount_tmpfs(libc: Libc, path: str, options: str) -> None:
+def _mount_tmpfs(libc: Library, path: str, options: str) -> None:
     flags = _MS_NOSUID | _MS_NODEV
     if libc.mount(b"tmpfs", path.encode(), b"tmpfs", flags, options.encode()) < 0:
         raise OSError(get_errno(), "")
@@ -248,7 +251,7 @@ def _wait_for_all(program: int, order: SpawnOrder, account: int, reaper_file: in
 
 def _init_stages(
     order: SpawnOrder,
-    libc: Libc,
+    libc: Library,
     numbers: SyscallNumbers,
     fault_w: int,
     go_r: int,
@@ -332,7 +335,7 @@ def _init_stages(
     )
 
 
-def _close_others(order: SpawnOrder, libc: Libc, numbers: SyscallNumbers, own: Collection[int]) -> None:
+def _close_others(order: SpawnOrder, libc: Library, numbers: SyscallNumbers, own: Collection[int]) -> None:
     """Close all descriptors but those that the init (`own`) or bwrap needs."""
     held = {*own, order.ending, *order.stdio, *order.keep, *order.hold}
     held.update(order.cgroups.files)
@@ -363,7 +366,7 @@ def _call(result: int) -> None:
         raise OSError(get_errno(), "")
 
 
-def _program_stages(order: SpawnOrder, libc: Libc, born_inside: bool) -> Sequence[Stage]:
+def _program_stages(order: SpawnOrder, libc: Library, born_inside: bool) -> Sequence[Stage]:
     """The steps of the process that becomes bwrap, in order."""
 
     def start() -> NoReturn:
@@ -389,9 +392,9 @@ def _program_stages(order: SpawnOrder, libc: Libc, born_inside: bool) -> Sequenc
 
     return (
         ("drop root's access to files", lambda: _drop_root_file_access(order, libc)),
-        ("make its temporary folders", lambda: _make_folders(order, libc)),
+        ("make its temporary folders", lambda: make_folders(order, libc)),
         (AGENT, be_served),
-        (OVERLAY, lambda: _mount_overlays(order, libc)),
+        (OVERLAY, lambda: mount_overlays(order, libc)),
         *(
             (f"guard {each.path[-60:]!a} in a writable folder", lambda each=each: _guard(libc, each))
             for each in order.guards
@@ -405,7 +408,7 @@ def _program_stages(order: SpawnOrder, libc: Libc, born_inside: bool) -> Sequenc
     )
 
 
-def _drop_root_file_access(order: SpawnOrder, libc: Libc) -> None:
+def _drop_root_file_access(order: SpawnOrder, libc: Library) -> None:
     if order.drop:
         libc.setfsgid(order.gid)
         libc.setfsuid(order.uid)
@@ -413,7 +416,7 @@ def _drop_root_file_access(order: SpawnOrder, libc: Libc) -> None:
         raise OSError(errno.EPERM, "")
 
 
-def file_system_ids(libc: Libc) -> tuple[int, int]:
+def file_system_ids(libc: Library) -> tuple[int, int]:
     """Our file system uid and gid. Each call returns the id in force; -1 is not a valid id, so it changes
     nothing."""
     return int(libc.setfsuid(-1)), int(libc.setfsgid(-1))

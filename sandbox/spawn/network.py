@@ -22,7 +22,7 @@ import struct
 import time
 
 from sandbox.spawn.order import LEAVE, MEET_GATE, NetlinkRequest, NetworkFault, NetworkOrder, SocketRequest
-from sandbox.speed.libc import Libc, get_errno
+from sandbox.speed.libc import Library, get_errno
 from sandbox.speed.typed import Sequence
 
 CLONE_NEWNET = 0x40000000
@@ -61,7 +61,7 @@ class _Step:
         self.name = _MAKE
 
 
-def make_network(order: NetworkOrder, libc: Libc) -> None:
+def make_network(order: NetworkOrder, libc: Library) -> None:
     """Move this process to a new network namespace, set it up, and hand its sockets to the gate.
 
     Raises NetworkFault. The namespace ends with this process.

@@ -13,7 +13,7 @@ import os
 import struct
 
 from sandbox.spawn.order import ObserverOrder
-from sandbox.speed.libc import Libc, addressof, get_errno, writable
+from sandbox.speed.libc import Library, addressof, get_errno, writable
 
 # Of seccomp(2).
 SECCOMP = {"x86_64": 317, "aarch64": 277}
@@ -27,7 +27,7 @@ _PROGRAM = struct.Struct("@HP")  # struct sock_fprog
 _INSTRUCTION_BYTES = 8
 
 
-def install_filter(libc: Libc, order: ObserverOrder) -> None:
+def install_filter(libc: Library, order: ObserverOrder) -> None:
     """Raises OSError. EBUSY: there is a filter with a listener around the runner already."""
     number = SECCOMP.get(os.uname().machine)
     if number is None:

@@ -169,7 +169,7 @@ class OverlayOrder(NamedTuple):
 
     lower: int  # the number of the folder that stays as it is
     changes: int  # the number of the folder that has `upper` and `work`
-    work: str
+    work: str  # empty: `changes` is a folder in memory, in which both are made
 
 
 class ObserverOrder(NamedTuple):

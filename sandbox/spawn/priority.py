@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from sandbox.speed.libc import Libc, get_errno
+from sandbox.speed.libc import Library, get_errno
 from sandbox.speed.value import NamedTuple
 
 _SCHED_OTHER, _SCHED_FIFO, _SCHED_RR, _SCHED_DEADLINE = 0, 1, 2, 6
@@ -32,7 +32,7 @@ class _Numbers(NamedTuple):
 SYSCALLS = {"x86_64": _Numbers(145, 144, 252, 251), "aarch64": _Numbers(120, 119, 31, 30)}
 
 
-def take_ordinary_priority(libc: Libc) -> None:
+def take_ordinary_priority(libc: Library) -> None:
     """Raises OSError if a higher priority cannot be given up."""
     numbers = SYSCALLS.get(os.uname().machine)
     if numbers is not None:

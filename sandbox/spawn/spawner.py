@@ -26,7 +26,7 @@ from sandbox.spawn.init import (
 )
 from sandbox.spawn.machine_code import executable
 from sandbox.spawn.order import NetworkFault, SpawnError, SpawnOrder
-from sandbox.speed.libc import Libc, get_errno, open_libc, writable
+from sandbox.speed.libc import Library, get_errno, open_libc, writable
 from sandbox.speed.signals import signal
 from sandbox.speed.typed import Callable
 
@@ -267,7 +267,7 @@ def may_make_networks() -> bool:
     return _effective_capabilities() & wanted == wanted
 
 
-def _keep_root_file_access(libc: Libc) -> None:
+def _keep_root_file_access(libc: Library) -> None:
     """Set the file system uid to root again, after the uid was dropped with capabilities kept."""
     # AppArmor (Ubuntu from 24.04) lets only CAP_SYS_ADMIN make a user namespace that works. A /proc mounted
     # with hidepid and a group shows the child only to CAP_SYS_PTRACE. Container root has neither.
@@ -298,7 +298,7 @@ def can_join_keyring() -> bool:
     return (join() < 0 and get_errno() == errno.EFAULT) or join(0) >= 0
 
 
-def _filter_kills(libc: Libc, act: Callable[[], int], until: float | None) -> bool | None:
+def _filter_kills(libc: Library, act: Callable[[], int], until: float | None) -> bool | None:
     """Whether a seccomp filter around this process kills who does `act`; None: not known by then. Tried in a
     child, if there is a filter: the runner itself has to live to say so."""
     if libc.prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) != _SECCOMP_MODE_FILTER:

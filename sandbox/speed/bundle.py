@@ -19,14 +19,15 @@ if TYPE_CHECKING:
 _FIRST = {"exec": "launch", "run": "launch", "call": "call", "tools": "call", "explain": "explain"}
 # The last module of a part that a process may have imported before. If it is there, so are the others.
 _LAST = {"state": "sandbox.paths.access"}
-_FORMAT = b"runner bundle 2\n"
+_FORMAT = b"runner bundle 3\n"
+_SIZE_BYTES = 4  # of the number behind the format: the bytes of the list of sources
 _WRITABLE_BY_OTHERS = 0o022
 # A source that changed so recently could change again without another time.
 _SETTLED_SECONDS = 2.0
 # The folder that holds runner/ and sandbox/.
 _ROOT = __file__.removesuffix("/sandbox/speed/bundle.py")
 
-_Entry = tuple[str, bool, str, int, int, "CodeType"]  # name, is it a package, its file, size, time, code
+_Source = tuple[str, bool, str, int, int]  # name, is it a package, its file, size, time
 
 _asked: "set[str]" = set()  # parts that were loaded, or could not be: a monitor starts many plugins
 _wanted: "list[str]" = []  # parts of which there is no bundle that fits
@@ -52,12 +53,12 @@ def load(part: str) -> None:
     collects = gc.isenabled()
     gc.disable()  # while modules are made, nothing is garbage
     try:
-        entries = _read(part)
-        if entries is None:
+        found = _read(part)
+        if found is None:
             _wanted.append(part)
-        for entry in entries or ():
-            if entry[0] not in sys.modules:
-                _run(*entry)
+        for source, code in zip(*found, strict=True) if found is not None else ():
+            if source[0] not in sys.modules:
+                _run(*source, code)
     except Exception:  # noqa: BLE001 -- who needs the module imports it, and sees why that fails
         pass
     finally:
@@ -65,7 +66,14 @@ def load(part: str) -> None:
             gc.enable()
 
 
-def _read(part: str) -> "tuple[_Entry, ...] | None":
+def expect(part: str) -> None:
+    """See to it that there is a bundle of a part which another process of this launch loads."""
+    if sys.flags.isolated and part not in _wanted and _read(part, code=False) is None:
+        _wanted.append(part)
+
+
+def _read(part: str, *, code: bool = True) -> "tuple[tuple[_Source, ...], tuple[CodeType, ...]] | None":
+    """The sources of a bundle that fits, and their code if it is asked for."""
     from marshal import loads
     from posix import fstat, stat
 
@@ -73,21 +81,20 @@ def _read(part: str) -> "tuple[_Entry, ...] | None":
         with open(_path(part), "rb", 0) as file:
             if fstat(file.fileno()).st_mode & _WRITABLE_BY_OTHERS:
                 return None
-            raw = file.read()
-        head = _head()
-        if not raw.startswith(head):
-            return None
-        root, entries = loads(memoryview(raw)[len(head) :])
-        if root != _ROOT:
-            return None
-        for _, _, path, size, changed, _ in entries:
-            found = stat(path)
-            if found.st_mtime_ns != changed or found.st_size != size:
+            head = _head()
+            start = file.read(len(head) + _SIZE_BYTES)
+            if not start.startswith(head):
                 return None
+            root, sources = loads(file.read(int.from_bytes(start[len(head) :], "little")))
+            if root != _ROOT:
+                return None
+            for _, _, path, size, changed in sources:
+                found = stat(path)
+                if found.st_mtime_ns != changed or found.st_size != size:
+                    return None
+            return sources, loads(file.read()) if code else ()
     except (OSError, EOFError, ValueError, TypeError, MemoryError):  # none, or a damaged one
         return None
-    read: tuple[_Entry, ...] = entries
-    return read
 
 
 def _run(name: str, is_package: bool, path: str, _size: int, _changed: int, code: "CodeType") -> None:
@@ -145,7 +152,7 @@ def _write(part: str) -> None:
 
     from sandbox.speed.bundle_parts import PARTS
 
-    sources = list[tuple[str, bool, str, int, int, InspectLoader]]()
+    sources, loaders = list[_Source](), list[InspectLoader]()
     for name in PARTS[part]:
         spec = find_spec(name)
         if spec is None or spec.origin is None or not isinstance(spec.loader, InspectLoader):
@@ -154,17 +161,20 @@ def _write(part: str) -> None:
         if not spec.origin.startswith(f"{_ROOT}/") or time.time() - found.st_mtime < _SETTLED_SECONDS:
             return
         is_package = spec.submodule_search_locations is not None
-        sources.append((name, is_package, spec.origin, found.st_size, found.st_mtime_ns, spec.loader))
-    entries = tuple(
-        (*source[:-1], _compile(source[-1].get_source(source[0]) or "", source[2])) for source in sources
+        sources.append((name, is_package, spec.origin, found.st_size, found.st_mtime_ns))
+        loaders.append(spec.loader)
+    codes = tuple(
+        _compile(loader.get_source(source[0]) or "", source[2])
+        for source, loader in zip(sources, loaders, strict=True)
     )
+    listed = dumps((_ROOT, tuple(sources)))
     temporary = f"{_path(part)}.{os.getpid()}"
     # Nobody may write it who cannot write the sources, whatever the umask is. Python does so with its files.
     mode = os.stat(__file__).st_mode & 0o644
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         with open(descriptor, "wb") as file:
-            file.write(_head() + dumps((_ROOT, entries)))
+            file.write(_head() + len(listed).to_bytes(_SIZE_BYTES, "little") + listed + dumps(codes))
         os.rename(temporary, _path(part))
     except BaseException:
         os.unlink(temporary)

@@ -8,9 +8,10 @@ _NAMES = {
     # What a launch from a stored plan loads: all that carries out a plan.
     "launch": """
         runner sandbox.speed.late_site sandbox.speed.typed runner.cli sandbox.speed.plain runner.launch
-        runner.launch.stored sandbox.speed.value sandbox.cache runner.launch.stored.entry runner.cli.shared
-        sandbox.speed.scopes runner.outcome sandbox.identity sandbox.identity.owner sandbox.limits
-        sandbox.files sandbox.limits.meter sandbox.limits.site sandbox.spawn sandbox.spawn.order sandbox.spec
+        runner.launch.stored sandbox.speed.value sandbox.cache sandbox.facts runner.launch.stored.entry
+        runner.cli.shared sandbox.speed.scopes runner.outcome sandbox.identity sandbox.identity.owner
+        sandbox.limits sandbox.files sandbox.limits.meter sandbox.limits.site sandbox.spawn
+        sandbox.spawn.order sandbox.spec
         sandbox.speed.signals sandbox.limits.cgroup sandbox.plan sandbox.plan.layers sandbox.network
         sandbox.network.ssh sandbox.plan.plan runner.launch.sources runner.launch.acquire
         sandbox.limits.assigned runner.launch.stages sandbox.streams sandbox.streams.handover
@@ -19,24 +20,53 @@ _NAMES = {
         sandbox.speed.libc sandbox.spawn.priority sandbox.spawn.init sandbox.spawn.spawner
         sandbox.spawn.network sandbox.cell.name_lookups sandbox.cell.launch runner.launch.start
         runner.launch.finish runner.launch.carry_out runner.launch.orders runner.cli.shared.launching
-        sandbox.facts sandbox.speed.codec runner.launch.stored.run runner.cli.shared.stored_plan sandbox.paths
+        sandbox.speed.codec runner.launch.stored.run runner.cli.shared.stored_plan sandbox.paths
         sandbox.paths.file_identity sandbox.identity.uid_range sandbox.identity.leases
         sandbox.limits.socket_meter
     """,
     # What it loads besides for a plugin with a state directory.
     "state": """
-        sandbox.identity.removal sandbox.identity.reservations sandbox.identity.uids sandbox.look
+        sandbox.look sandbox.identity.removal sandbox.identity.reservations sandbox.identity.uids
         sandbox.paths.walk sandbox.identity.state sandbox.paths.mounts sandbox.paths.access
+    """,
+    # What `runner run` loads besides, if its stderr is a pipe or a file.
+    "run": """
+        sandbox.streams.endpoints sandbox.streams.pump sandbox.streams.relay
+    """,
+    # What it loads besides for a plugin that may write files of the host.
+    "write": """
+        sandbox.look sandbox.paths.walk sandbox.paths.mounts sandbox.paths.denied_paths sandbox.paths.guarded
+        sandbox.paths.denied_places sandbox.paths.scan sandbox.paths.source sandbox.plan.guards
+        sandbox.plan.sources sandbox.paths.stand_in sandbox.paths.end_search sandbox.spawn.guards
+    """,
+    # And if the runner is root.
+    "owners": """
+        sandbox.identity.accounts sandbox.identity.idmap sandbox.plan.owners
+    """,
+    # What it loads besides for a plugin that may reach hosts, and what its gate loads.
+    "hosts": """
+        sandbox.network.credentials sandbox.network.egress sandbox.network.audit sandbox.cell.beside
+        sandbox.network.wire sandbox.network.redirect sandbox.network.recipe sandbox.cell.egress
+    """,
+    "gate": """
+        sandbox.gate sandbox.gate.loop sandbox.gate.audit sandbox.network.hosts sandbox.network.rules
+        sandbox.gate.broker_channel sandbox.seccomp sandbox.seccomp.bpf sandbox.look sandbox.seccomp.filter
+        sandbox.gate.calls sandbox.gate.confine sandbox.gate.cpu_limiter sandbox.gate.closed_ports
+        sandbox.gate.dial sandbox.gate.names sandbox.gate.peek sandbox.gate.pump sandbox.gate.dns
+        sandbox.gate.upstream sandbox.gate.resolver sandbox.network.addresses sandbox.gate.flows
+        sandbox.gate.name_server sandbox.network.sockets sandbox.gate.gate
     """,
     # What `runner exec` loads besides if no plan holds, for a manifest and a policy that it knows.
     "decide": """
-        runner.contracts runner.plugin runner.contracts.contract sandbox.look runner.contracts.registry
+        runner.contracts runner.plugin runner.contracts.contract sandbox.look sandbox.surroundings
+        runner.contracts.registry
         runner.contracts.configurations sandbox.document sandbox.document.diagnostic runner.cli.shared.hiding
         runner.cli.shared.logging_in runner.cli.shared.options sandbox.paths.walk
         runner.cli.shared.report_file runner.launch.failures runner.approvals sandbox.paths.executable
         sandbox.paths.installation sandbox.paths.mounts sandbox.paths.packages sandbox.paths.shims
         sandbox.paths.denied_paths sandbox.paths.program sandbox.policy sandbox.network.credentials
-        sandbox.network.egress sandbox.paths.guarded sandbox.paths.denylist sandbox.paths.scan
+        sandbox.network.egress sandbox.paths.guarded sandbox.paths.denied_places sandbox.paths.denylist
+        sandbox.paths.scan
         sandbox.policy.policy sandbox.policy.approval runner.approvals.marks runner.approvals.record
         runner.approvals.store runner.launch.command sandbox.document.read sandbox.policy.load
         runner.launch.approve sandbox.identity.removal sandbox.identity.host_side
@@ -55,6 +85,7 @@ _NAMES = {
         runner sandbox.speed.late_site sandbox.speed.typed runner.cli runner.cli.shared sandbox.document
         sandbox.speed.value sandbox.document.diagnostic sandbox.spec sandbox.speed.scopes
         runner.cli.shared.text runner.contracts runner.contracts.contract sandbox.facts sandbox.look
+        sandbox.surroundings
         runner.contracts.registry runner.contracts.configurations runner.launch sandbox.limits
         sandbox.limits.assigned runner.launch.stages runner.cli.shared.hiding runner.cli.shared.logging_in
         runner.cli.shared.options sandbox.plan sandbox.network sandbox.network.ssh sandbox.plan.plan
@@ -63,7 +94,8 @@ _NAMES = {
         sandbox.limits.cgroup sandbox.plan.layers runner.launch.acquire runner.launch.failures
         runner.approvals runner.plugin sandbox.cache sandbox.policy sandbox.identity.uid_range
         sandbox.network.credentials sandbox.network.egress sandbox.paths sandbox.paths.mounts
-        sandbox.paths.denied_paths sandbox.paths.guarded sandbox.paths.denylist sandbox.paths.scan
+        sandbox.paths.denied_paths sandbox.paths.guarded sandbox.paths.denied_places sandbox.paths.denylist
+        sandbox.paths.scan
         sandbox.policy.policy runner.approvals.marks sandbox.paths.walk sandbox.paths.executable
         sandbox.paths.installation sandbox.paths.packages sandbox.paths.shims sandbox.paths.program
         sandbox.policy.approval runner.approvals.record runner.approvals.store runner.launch.command
@@ -85,7 +117,8 @@ _NAMES = {
     "call": """
         runner sandbox.speed.late_site sandbox.speed.typed runner.cli runner.cli.shared
         runner.cli.shared.json_option runner.contracts sandbox.speed.value sandbox.spec runner.plugin
-        runner.contracts.contract sandbox.facts sandbox.speed.scopes sandbox.look runner.contracts.registry
+        runner.contracts.contract sandbox.facts sandbox.speed.scopes sandbox.look sandbox.surroundings
+        runner.contracts.registry
         runner.launch runner.outcome sandbox.limits sandbox.limits.assigned runner.launch.stages
         sandbox.document sandbox.document.diagnostic runner.cli.shared.hiding runner.cli.shared.logging_in
         runner.cli.shared.options sandbox.speed.plain sandbox.files sandbox.paths sandbox.paths.walk
@@ -104,7 +137,8 @@ _NAMES = {
         runner.protocol.secrets runner.session.record runner.protocol.memory runner.session.outbox
         runner.protocol.calls runner.session.pending runner.protocol.bus runner.protocol.host_services
         runner.protocol.service_guard runner.launch.remote.pipe runner.launch.remote.remote_cell
-        runner.protocol.ambiguity runner.protocol.jsonrpc runner.protocol.rpc_dialect runner.session.backlog
+        runner.protocol.ambiguity runner.protocol.jsonrpc runner.protocol.trace
+        runner.protocol.rpc_dialect runner.session.backlog
         runner.session.subscriber_lag runner.session.state runner.session.tasks runner.session.prepared
         runner.session.account runner.session.shutdown runner.session.session runner.session.open
         runner.cli.live.session runner.cli.live.call_once

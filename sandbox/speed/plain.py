@@ -1,4 +1,4 @@
-"""The usual words of `runner exec`, `call`, `explain` and `check`, read without argparse.
+"""The usual words of `runner exec`, `run`, `call`, `explain` and `check`, read without argparse.
 
 Most hosts start `runner exec MANIFEST`, and argparse takes 9 ms of a launch with what it imports. Whatever is
 not understood here is left to argparse, which knows all options and says what is wrong. What is understood
@@ -28,6 +28,14 @@ _CALL_WITH_VALUE = {
     "--timeout": "timeout",
     "--context": "context",
 }
+# Options of `runner run` that decide about its cage, and take a value.
+_RUN_WITH_VALUE = frozenset(
+    (
+        *("--name", "--read", "--write", "--net", "--cwd", "--env", "--policy", "--state-dir", "--wrapped"),
+        *("--memory", "--pids", "--cpu", "--cpu-time", "--deadline", "--limit"),
+    )
+)
+_RUN_FLAGS = ("--project", "--project=read", "--project=write")
 
 
 class PlainArguments:
@@ -42,6 +50,38 @@ def read_plain(words: Sequence[str]) -> argparse.Namespace | None:
     found = _unset()
     found.update(secret=[], report=None, events=None, inspect=False, tty=False)
     return _read(words, found, ("manifest",), _WITH_VALUE, {})
+
+
+def read_plain_run(words: Sequence[str]) -> argparse.Namespace | None:
+    """Of the options of `runner run` in front of `--`: `deciding` are those that decide about the cage, one
+    word each, and some that are needed besides. None if there are others. A launch that has to be decided
+    reads all of them again, by argparse."""
+    deciding = []
+    found: dict[str, str | None] = {"--report": None, "--wrapped": None, "--name": None}
+    rest = iter(words)
+    for word in rest:
+        option, equals, value = word.partition("=")
+        if word in _RUN_FLAGS:
+            deciding.append(word)
+            continue
+        if option != "--report" and option not in _RUN_WITH_VALUE:
+            return None
+        if not equals:
+            value = next(rest, "")
+        if value in ("", "--") or (value.startswith("-") and not equals):
+            return None
+        if option == "--env" and "=" in value:
+            return None  # the value may be a secret
+        if value.startswith("~") and value[1:2] not in ("", "/"):
+            return None  # another account's home, which may change
+        if option in found:
+            found[option] = value
+        if option != "--report":
+            deciding.append(f"{option}={value}")
+    report, wrapped, name = found.values()
+    return PlainArguments(  # type: ignore[return-value]
+        deciding=deciding, report=report, wrapped=wrapped, command_name=name
+    )
 
 
 def read_plain_call(words: Sequence[str]) -> argparse.Namespace | None:
@@ -85,6 +125,8 @@ def _unset() -> dict[str, Any]:
         "hide": [],
         "ssh_key": [],
         "ssh_host": [],
+        "image": None,
+        "user": None,
     }
 
 

@@ -310,21 +310,28 @@ def _memory(caller: Caller, one: Mapping[str, int], many: Mapping[str, int], cou
 def memory(host_pid: int) -> dict[str, int]:
     """The proportional set size of a host and all its descendants, in kB, by kind; -1 if unreadable."""
     found = dict.fromkeys((*OURS, "bwrap", "plugin"), 0)
-    for pid, what in _family(host_pid).items():
+    for pid, what in family(host_pid).items():
         try:
-            text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+            size = pss(pid)
         except PermissionError:
             found[what] = -1
             continue
-        size = re.search(r"^Pss: +(\d+) kB$", text, re.MULTILINE)
-        if size is None:
-            raise Unable(f"this kernel has no Pss in /proc/{pid}/smaps_rollup")
         if found[what] >= 0:
-            found[what] += int(size[1])
+            found[what] += size
     return found
 
 
-def _family(host_pid: int) -> dict[int, str]:
+def pss(pid: int) -> int:
+    """The proportional set size of one process, in kB."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    size = re.search(r"^Pss: +(\d+) kB$", text, re.MULTILINE)
+    if size is None:
+        raise Unable(f"this kernel has no Pss in /proc/{pid}/smaps_rollup")
+    return int(size[1])
+
+
+def family(host_pid: int) -> dict[int, str]:
+    """A host and its descendants: what each is."""
     kinds = {host_pid: "host"}
     left = [host_pid]
     while left:

@@ -16,7 +16,7 @@ from scripts.benches.figures import median
 from scripts.benches.rows import Against, Row, Table
 
 DIRECT, GATEWAY = "the plugin itself", "the gateway"
-_EXAMPLE = Path(__file__).parents[2] / "runner/contracts/mcp/example"
+EXAMPLE = Path(__file__).parents[2] / "runner/contracts/mcp/example"
 _ABOUT = {"name": "bench", "version": "1"}
 _HELLO = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": _ABOUT}
 
@@ -27,6 +27,10 @@ class Conversation:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self._number = 0
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def ask(self, method: str, params: Any) -> dict[str, Any]:
         self._number += 1
@@ -63,8 +67,8 @@ def conversation(caller: Caller, *words: str) -> Iterator[Conversation]:
 
 
 def bench(caller: Caller, calls: int, colds: int) -> list[Table]:
-    os.chmod(caller.write("greeter/server.py", (_EXAMPLE / "server.py").read_text()), 0o755)
-    manifest = caller.write("greeter/mcp.json", (_EXAMPLE / "mcp.json").read_text())
+    os.chmod(caller.write("greeter/server.py", (EXAMPLE / "server.py").read_text()), 0o755)
+    manifest = caller.write("greeter/mcp.json", (EXAMPLE / "mcp.json").read_text())
     given = {"name": "you"}
     times: dict[str, list[float]] = {DIRECT: [], GATEWAY: []}
     with (

@@ -188,7 +188,7 @@ async def talk(manifest: str, calls: int, larges: int, argv: list[str]) -> None:
 
 async def faces(manifest: str, calls: int) -> None:
     """On asyncio: the same calls by a task of asyncio, and by a task of trio in trio's thread."""
-    thread = trio_thread.home()
+    thread = trio_thread.trio_side()
     assert isinstance(thread, trio_thread.TrioThread)
     async with aio.open_plugin(manifest) as plugin, thread.enter(runner.open_plugin(manifest)) as on_trio:
         here, there = partial(plugin.call, "echo", GIVEN), partial(on_trio.call, "echo", GIVEN)

@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -65,10 +65,14 @@ NONE, USUAL, ALL, RELAYED = (
 )
 # Also with the default policy: without a valid stored plan, and through the script that pip makes.
 ANEW, CONSOLE = "runner exec, decided anew", "runner-console exec"
+# A command without a manifest, and one that may write to a folder of an ordinary user's.
+RUN, WRITES = "runner run", "runner run --write"
+FOLDERS_OWNER = 1000  # if root starts it: what root owns is nobody's to write to
 _LAUNCH_NUMBER = "TZ"  # plugins get this variable, so a new value of it invalidates a stored plan
 
 # What `runner exec` has to start at the least: bubblewrap, and an interpreter that imports nothing.
 OVER_RAW = Against("raw bwrap", (RAW,))
+OVER_EXEC = Against("runner exec", (USUAL,))
 OVER_SUM = Against("raw bwrap + python -I -S", (RAW, PYTHON))
 
 
@@ -76,6 +80,7 @@ class Command(NamedTuple):
     argv: list[str]
     files: dict[int, str]  # descriptor number -> the file to open as it
     is_new: bool = False  # each launch gets a new environment, so that no stored plan holds
+    launch: Callable[[], Sample] | None = None  # by a program that is running, not a new one
 
     @contextmanager
     def opened(self) -> Iterator[None]:
@@ -93,6 +98,22 @@ class Command(NamedTuple):
                 os.close(number)
 
 
+_FIRST_HIGH = 64  # descriptor
+
+
+@contextmanager
+def high_descriptors() -> Iterator[None]:
+    """What is opened meanwhile and stays gets a high number: the low ones are for the files of commands."""
+    held = []
+    while (fd := os.open(os.devnull, os.O_RDONLY)) < _FIRST_HIGH:
+        held.append(fd)
+    try:
+        yield
+    finally:
+        for number in (*held, fd):
+            os.close(number)
+
+
 class Sample(NamedTuple):
     """Milliseconds."""
 
@@ -104,7 +125,9 @@ def bench(caller: Caller, rounds: int) -> list[Table]:
     taken = interleave(caller, _commands(caller), rounds)
     about = f"{rounds} launches of /usr/bin/true each, interleaved"
     over = dict.fromkeys((NONE, USUAL, ALL, RELAYED, ANEW, CONSOLE), (OVER_RAW, OVER_SUM))
+    over |= dict.fromkeys((RUN, WRITES), (OVER_RAW, OVER_EXEC))
     headlines = {USUAL: "`runner exec` of `/usr/bin/true`"}
+    headlines |= {RUN: "`runner run` of it", WRITES: "`runner run --write` of it"}
     return tables("launch", "launch", caller, about, taken, over, headlines)
 
 
@@ -176,8 +199,20 @@ def _commands(caller: Caller) -> Mapping[str, Command]:
     commands[CONSOLE] = Command([f"{RUNNER}-console", *words(USUAL)], {})
     # Its policy has another name, so it does not replace the stored plan of the others.
     commands[ANEW] = Command([RUNNER, *words(USUAL)], {}, True)
+    folder = writable_folder(caller, "work")
+    usual = commands[USUAL].argv[commands[USUAL].argv.index("--policy") + 1]
+    commands[RUN] = Command([RUNNER, "run", "--policy", usual, "--", "/usr/bin/true"], {})
+    commands[WRITES] = Command([*commands[RUN].argv[:4], "--write", folder, "--", "/usr/bin/true"], {})
     time.sleep(SETTLED_SECONDS + 0.2)  # a plan that rests on files that changed just now is not stored
     return commands
+
+
+def writable_folder(caller: Caller, name: str) -> str:
+    """Make a folder that `--write` may name. Returns its path."""
+    folder = caller.own(name)
+    if caller.uid == 0:
+        os.chown(folder, FOLDERS_OWNER, FOLDERS_OWNER)
+    return folder
 
 
 def raw(caller: Caller, argv: Sequence[str]) -> Command:
@@ -225,6 +260,8 @@ def without_shell(line: str, caller: Caller) -> Command:
 
 
 def measure(caller: Caller, command: Command) -> Sample:
+    if command.launch is not None:
+        return command.launch()
     with command.opened():
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         changed = {_LAUNCH_NUMBER: f"UTC{time.time_ns()}"} if command.is_new else {}

@@ -1,6 +1,7 @@
-"""One run of the benchmark: text for a terminal, a JSON document, and that document as docs/performance.md.
+"""Runs of the benchmark: text for a terminal, a JSON document of each, and docs/performance.md about all.
 
-The page and its plots are made from the document alone, so that they can be made again without measuring.
+The page and its plots are made from the documents alone, so that they can be made again without measuring.
+There is one document for each architecture.
 """
 
 from __future__ import annotations
@@ -89,37 +90,69 @@ def as_text(table: Table) -> str:
 # --- the page -----------------------------------------------------------------------------------------------
 
 
-def as_page(document: Document) -> str:
-    """docs/performance.md, from the document in docs/performance.json."""
-    facts = ", ".join(f"{name} {value}" for name, value in document["machine"].items())
+def as_page(documents: Sequence[Document]) -> str:
+    """docs/performance.md, from the documents in docs/performance."""
     parts = [
         "# Performance",
-        f"`{document['command']}`\nmeasured this on {document['date']}. {_SOURCE}{_samples(document)}",
-        f"**The machine.** {facts}.",
-        f"**The load.** {document['load']['sentence']}",
-        _left_out(document),
+        _SOURCE,
+        *(_machine(document) for document in documents),
         _HOW_TO_READ,
         "## In short",
-        _beside_each_other(document, lambda table, row: row["headline"]),
+        _in_short(documents),
         _IN_WORDS,
+        "## Where others are ahead",
+        _ahead(documents),
         "## A launch, and other sandboxes",
         f"![Time of a launch, for the runner and other sandboxes]({plots.LAUNCH})",
-        "\n".join(f"- {note}" for note in _notes(document, "peers")),
-        _beside_each_other(document, _of_tables({"launch": ""})),
+        "## Work in a sandbox",
+        _ABOUT_WORK,
+        *(each for document in documents for each in _work(document)),
         "## As sessions grow",
         f"![Memory, a call and a start against the number of open sessions]({plots.SESSIONS})",
-        "\n".join(f"- {note}" for note in _notes(document, "memory as sessions grow")),
-        _beside_each_other(document, _of_tables(_GROWTH)),
-        "## Calls, ends and networks",
-        _beside_each_other(document, _of_tables(_OTHERS)),
+        *(each for document in documents for each in _details(document)),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+def architecture_of(document: Document) -> str:
+    return str(document["machine"]["architecture"])
+
+
+def _machine(document: Document) -> str:
+    """The machine of a run, and what happened meanwhile."""
+    facts = ", ".join(
+        f"{name} {value}" for name, value in document["machine"].items() if name != "architecture"
+    )
+    name = architecture_of(document)
+    file = f"[{name}.json](performance/{name}.json)"
+    told = (
+        f"**{name}**, measured on {document['date']}: {facts}. {file}, made by\n"
+        f"`{document['command']}`.\n{document['load']['sentence']}{_samples(document)}"
+    )
+    return "\n\n".join(part for part in (told, _left_out(document)) if part)
+
+
+def _details(document: Document) -> list[str]:
+    """The tables of one machine."""
+    name = architecture_of(document)
+    found = [
+        f"## On {name}",
+        "\n".join(f"- {note}" for note in _notes(document, "peers", "memory as sessions grow")),
+    ]
+    for title, shown in (
+        (f"Launches on {name}", _LAUNCHES),
+        (f"Sessions on {name}", _GROWTH),
+        (f"Calls, ends, images, hosts and networks on {name}", _OTHERS),
+    ):
+        found += [f"### {title}", _beside_each_other(document, _of_tables(shown))]
+    return found
+
+
 _SOURCE = """\
-[performance.json](performance.json) is the whole run, and has more tables than this page. `scripts/bench
---from docs/performance.json --write` makes the page and its plots from that file. Times are those of one
-machine on one day. The ratios say more."""
+`scripts/bench` measured this, with one run for each architecture. [performance](performance) has the whole
+runs, with more tables than this page. `scripts/bench --from docs/performance/x86_64.json --write` makes the
+page and its plots again. Times are those of one machine on one day. The ratios say more. Two machines are
+not compared here: each column and each line names its own."""
 _HOW_TO_READ = """\
 Alternatives that are compared were measured by turns in one run. Each figure is a median; *p99* is on the
 slow side, and with fewer than 100 samples the worst one. *6 × raw bwrap* means six times as much as that.
@@ -132,7 +165,17 @@ _IN_WORDS = """\
 Most of a launch is the start of the interpreter and its imports. Most of a cold `runner call` is the import
 of trio. Limits cost little, by cgroup as by rlimit. A plugin that waits costs at most about 1 % of a
 processor, for limits that have to be measured, and mostly nothing."""
+_ABOUT_WORK = """\
+The same work, by turns, without a sandbox and in each. Figures are times as much as without one (medians);
+the work measures itself, so the start of the sandbox is not in them. The files are in one folder that each
+may write to. [peers.py](../scripts/benches/peers.py) has how each is configured."""
 # The tables that the page shows, and what it puts in front of the names of their rows.
+_LAUNCHES = {
+    "launch": "",
+    "parked cells": "",
+    "launches at once": "20 at once: ",
+    "memory of a cage that waits": "memory of a cage that waits: ",
+}
 _GROWTH = {
     "memory as sessions grow": "memory, ",
     "a call as sessions grow": "a call, ",
@@ -152,7 +195,48 @@ _OTHERS = {
     "launch with a network": "a launch, ",
     "throughput": "a download ",
     "memory of the gate": "memory of the gate ",
+    "requests": "a request with TLS, ",
+    "a small image": "a small image: ",
+    "staged writes": "staged writes: ",
+    "calls through the gateway": "MCP: ",
+    "the start of the gateway": "MCP: the gateway's start, ",
+    "memory of 5 sessions of a host with 10 servers each": "memory of 5 hosts with 10 servers each: ",
+    "the start of 5 sessions of a host with 10 servers each": "their start: ",
 }
+
+
+class Race(NamedTuple):
+    """A table that has the runner beside other sandboxes."""
+
+    title: str
+    ours: str  # our row
+    what: str  # what was done
+    no_others: tuple[str, ...] = ()  # rows that are no sandbox of others
+
+
+_WORK = "work: "
+_EXEC, _WRITES, _PYTHON = "runner exec, default policy", "runner run --write", "python -I -S"
+_NOISE = 0.03  # a smaller part is not told apart
+RACES = (
+    Race("peers", _EXEC, "`/usr/bin/true` by `runner exec`", (_PYTHON, _WRITES)),
+    Race("peers", _WRITES, "`/usr/bin/true` by `runner run --write`", (_PYTHON, _EXEC)),
+    *(
+        Race(title, ours, f"{what} by `{verb}`", (other,))
+        for title, what in (
+            ("launches at once", "20 launches at once"),
+            ("memory of a cage that waits", "memory of a cage that waits"),
+        )
+        for ours, verb, other in (
+            (_EXEC, "runner exec", _WRITES),
+            (_WRITES, "runner run --write", _EXEC),
+        )
+    ),
+    Race("a small image", "runner run --image", "a start in an image", ("runner run, this machine's files",)),
+    *(
+        Race(_WORK + kind, _WRITES, f"work: {kind}", ("bare",))
+        for kind in ("gcc", "stat", "open and read", "fork and exec", "git clone")
+    ),
+)
 
 
 def _samples(document: Document) -> str:
@@ -175,7 +259,7 @@ def _of_tables(shown: Mapping[str, str]) -> Callable[[Document, Document], str]:
 
 def _beside_each_other(document: Document, name: Callable[[Document, Document], str]) -> str:
     """One table of the rows that have a name, with two columns for each caller."""
-    callers = list(dict.fromkeys(table["as"] for table in document["tables"] if table["rows"]))
+    callers = _callers(document)
     found: dict[str, dict[str, Sequence[str]]] = {}
     for table in document["tables"]:
         for row in table["rows"]:
@@ -189,19 +273,109 @@ def _beside_each_other(document: Document, name: Callable[[Document, Document], 
     return "\n".join(lines)
 
 
-def _median_and_p99(row: Document) -> tuple[str, str]:
-    """Median and p99. The second is empty if there is at most one sample."""
+def _in_short(documents: Sequence[Document]) -> str:
+    """The rows that have a headline, a column for each machine and caller, and the first ratio."""
+    columns = [(document, who) for document in documents for who in _callers(document)]
+    found: dict[str, dict[str, str]] = {}
+    for document in documents:
+        for table in document["tables"]:
+            for row in table["rows"]:
+                if row["headline"]:
+                    column = f"{architecture_of(document)}, as {table['as']}"
+                    found.setdefault(row["headline"], {})[column] = _told(row, row["against"][:1])
+    heads = [f"{architecture_of(document)}, as {who}" for document, who in columns]
+    lines = [f"| {' | '.join(['', *heads])} |", f"|---|{'---|' * len(heads)}"]
+    for headline, cell in found.items():
+        words = [headline, *(cell.get(head, "not measured") for head in heads)]
+        lines.append(f"| {' | '.join(map(_cell, words))} |")
+    return "\n".join(lines)
+
+
+def _callers(document: Document) -> list[str]:
+    return list(dict.fromkeys(table["as"] for table in document["tables"] if table["rows"]))
+
+
+def _ahead(documents: Sequence[Document]) -> str:
+    """A line for each figure of ours that another sandbox betters."""
+    lines = []
+    for document in documents:
+        for race in RACES:
+            for table in document["tables"]:
+                rows = {row["name"]: row for row in table["rows"]}
+                if table["title"] != race.title or race.ours not in rows:
+                    continue
+                own = rows[race.ours]["median"]
+                others = sorted(
+                    (row["median"], name)
+                    for name, row in rows.items()
+                    if name not in (race.ours, *race.no_others) and row["median"] < own * (1 - _NOISE)
+                )
+                if others:
+                    told = ", ".join(f"{name} {figure(median)}" for median, name in others)
+                    lines.append(
+                        f"- {architecture_of(document)}, as {table['as']}, {race.what}: {told}; the runner "
+                        f"{figure(own)} {rows[race.ours]['unit']}."
+                    )
+    return "\n".join([_ABOUT_AHEAD, "", *(lines or ["- Nowhere."])])
+
+
+_ABOUT_AHEAD = f"""\
+Made from the figures: each median of another sandbox that is better than ours by more than {_NOISE:.0%}. They
+confine in different ways: [attacks](attacks.md#other-sandboxes) has what each held."""
+
+
+def _work(document: Document) -> list[str]:
+    """A table of ratios to the same work without a sandbox."""
+    tables = [table for table in document["tables"] if table["title"].startswith(_WORK) and table["rows"]]
+    name = architecture_of(document)
+    if not tables:
+        return [f"On {name}: not measured."]
+    kinds = list(dict.fromkeys(table["title"].removeprefix(_WORK) for table in tables))
+    callers = list(dict.fromkeys(table["as"] for table in tables))
+    found: dict[str, dict[tuple[str, str], str]] = {}
+    bare = []
+    for table in tables:
+        kind = table["title"].removeprefix(_WORK)
+        for row in table["rows"]:
+            if ratio := next((each["ratio"] for each in row["against"]), None):
+                found.setdefault(row["name"], {})[table["as"], kind] = figure(ratio["median"])
+            elif table["as"] == callers[0]:
+                bare.append(
+                    f"{kind} {figure(row['median'])} {row['unit']} ({table['about'].partition(': ')[2]})"
+                )
+    columns = [(who, kind) for who in callers for kind in kinds]
+    lines = [f"| on {name} | {' | '.join(f'{kind}, as {who}' for who, kind in columns)} |"]
+    lines.append(f"|---|{'---:|' * len(columns)}")
+    for sandbox, cell in found.items():
+        lines.append(f"| {' | '.join([_cell(sandbox), *(cell.get(at, '–') for at in columns)])} |")
+    notes = [note for note in _notes(document, tables[0]["title"]) if "is not measured" in note]
+    told = [f"Without a sandbox, on {name} as {callers[0]}: {'; '.join(bare)}."]
+    return ["\n".join(lines), *told, "\n".join(f"- {note}" for note in notes)]
+
+
+def _told(row: Document, compared: Sequence[Document]) -> str:
     parts = [f"{figure(row['median'])} {row['unit']}"]
-    for against in row["against"]:
+    for against in compared:
         if against["ratio"] is not None:
             parts.append(f"{against['ratio']['median']:.2f} × {against['label']}")
-    return ", ".join(parts), "" if row["p99"] is None else figure(row["p99"])
+    return ", ".join(parts)
 
 
-def _notes(document: Document, title: str) -> list[str]:
-    """The notes of the tables with this title, without duplicates."""
-    tables = [table for table in document["tables"] if table["title"] == title]
-    return list(dict.fromkeys(note for table in tables for note in table["notes"]))
+def _median_and_p99(row: Document) -> tuple[str, str]:
+    """Median and p99. The second is empty if there is at most one sample."""
+    return _told(row, row["against"]), "" if row["p99"] is None else figure(row["p99"])
+
+
+def _notes(document: Document, *titles: str) -> list[str]:
+    """The notes of the tables with these titles, without duplicates. One that is not about all who ran these
+    names its own."""
+    found: dict[str, list[str]] = {}
+    for table in document["tables"]:
+        if table["title"] in titles:
+            for note in table["notes"]:
+                found.setdefault(note, []).append(table["as"])
+    callers = _callers(document)
+    return [note if [*who] == callers else f"as {' and '.join(who)}: {note}" for note, who in found.items()]
 
 
 def _left_out(document: Document) -> str:

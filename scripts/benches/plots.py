@@ -30,9 +30,9 @@ _STYLE = """\
 </style>"""
 
 
-def draw(document: Mapping[str, Any]) -> dict[str, str]:
-    """Each picture by the name of its file."""
-    return {LAUNCH: launch(document), SESSIONS: sessions(document)}
+def draw(documents: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Each picture by the name of its file. The machines stand below each other."""
+    return {LAUNCH: launch(documents), SESSIONS: sessions(documents)}
 
 
 def _picture(height: int, title: str, parts: Sequence[str]) -> str:
@@ -61,24 +61,38 @@ def _tables(document: Mapping[str, Any], title: str) -> dict[str, Mapping[str, A
     }
 
 
+def _architecture(document: Mapping[str, Any]) -> str:
+    return str(document["machine"]["architecture"])
+
+
 # --- a launch beside other sandboxes ------------------------------------------------------------------------
 
 
-def launch(document: Mapping[str, Any]) -> str:
+def launch(documents: Sequence[Mapping[str, Any]]) -> str:
     """Times on a logarithmic axis, because the slowest takes eighty times as long as the fastest."""
+    height, parts = 0, []
+    for document in documents:
+        new, bottom = _launches(document, height)
+        parts += new
+        height = bottom + 56
+    return _picture(height, "Launch of /usr/bin/true, for the runner and other sandboxes", parts)
+
+
+def _launches(document: Mapping[str, Any], above: int) -> tuple[list[str], int]:
+    """One machine's part of the picture, and where its axis is."""
     tables = _tables(document, "peers")
     names = list(dict.fromkeys(name for rows in tables.values() for name in rows))
     times = [row["median"] for rows in tables.values() for row in rows.values()]
     low = math.floor(math.log10(min(times, default=1)))
     high = math.ceil(math.log10(max(times, default=10) * 1.01))
-    left, right, top, step = 200, _WIDTH - 90, 40, 34
+    left, right, top, step = 200, _WIDTH - 90, above + 40, 34
     bottom = top + step * len(names)
 
     def at(milliseconds: float) -> float:
         return left + (right - left) * (math.log10(milliseconds) - low) / (high - low)
 
-    title = "Launch of /usr/bin/true, median in ms (logarithmic)"
-    parts = [_text(left, 16, title, "title")]
+    title = f"Launch of /usr/bin/true on {_architecture(document)}, median in ms (logarithmic)"
+    parts = [_text(left, above + 16, title, "title")]
     for power in range(low, high + 1):
         x = at(10.0**power)
         parts += [
@@ -98,8 +112,7 @@ def launch(document: Mapping[str, Any]) -> str:
                     _text(x + 8, y + shift + 4, label),
                 ]
     callers = ", ".join(f"{mark} as {who}" for mark, who in zip("●○", tables, strict=False))
-    parts.append(_text(left, bottom + 36, callers))
-    return _picture(bottom + 48, title, parts)
+    return [*parts, _text(left, bottom + 36, callers)], bottom
 
 
 # --- cost against open sessions -----------------------------------------------------------------------------
@@ -130,19 +143,25 @@ def series(rows: Mapping[str, Any], ending: str) -> list[tuple[int, float]]:
     return [(int(match[1]), row["median"]) for match, row in found if match]
 
 
-def sessions(document: Mapping[str, Any]) -> str:
-    parts = []
-    width, height, top = 176, 170, 40
-    caller = ""
-    for number, panel in enumerate(PANELS):
-        tables = _tables(document, panel.table)
-        caller = next(iter(tables), caller)
-        rows = tables.get(caller, {})
-        left = 56 + number * (width + 64)
-        parts += _panel(panel, rows, left, top, width, height)
-    note = f"x: open sessions (logarithmic); blue: the runner; black or white: bubblewrap alone; as {caller}"
-    title = "What a session costs as sessions grow"
-    return _picture(top + height + 60, title, [*parts, _text(56, top + height + 48, note)])
+def sessions(documents: Sequence[Mapping[str, Any]]) -> str:
+    parts, above = [], 0
+    width, height = 176, 170
+    # A run of some parts may have none of these tables.
+    whole = [each for each in documents if any(_tables(each, panel.table) for panel in PANELS)]
+    for document in whole or documents:
+        top = above + 64
+        caller = ""
+        for number, panel in enumerate(PANELS):
+            tables = _tables(document, panel.table)
+            caller = next(iter(tables), caller)
+            rows = tables.get(caller, {})
+            left = 56 + number * (width + 64)
+            parts += _panel(panel, rows, left, top, width, height)
+        note = "x: open sessions (logarithmic); blue: the runner; black or white: bubblewrap alone"
+        name = _text(56, above + 16, f"On {_architecture(document)}, as {caller}", "title")
+        parts += [name, _text(56, top + height + 48, note)]
+        above = top + height + 68
+    return _picture(above, "What a session costs as sessions grow", parts)
 
 
 def _panel(panel: Panel, rows: Mapping[str, Any], left: int, top: int, width: int, height: int) -> list[str]:

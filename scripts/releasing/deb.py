@@ -192,6 +192,7 @@ def without_delegate_subgroup(unit: str) -> str:
         ' mkdir -p "$$group" && echo 0 >"$$group/cgroup.procs"; exec "$$@"'
     )
     told = "# Before systemd 254 there is no DelegateSubgroup=: ExecStart= enters a group below this one.\n"
+    told += "SyslogIdentifier=runner\n"  # in the journal, where it would be sh
     return re.sub(
         r"(?m)^ExecStart=(.*)$",
         lambda line: f"ExecStart=/bin/sh -c '{enter}' sh {line[1]}",

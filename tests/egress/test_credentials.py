@@ -139,6 +139,67 @@ def test_the_value_goes_to_its_host_and_nowhere_else(desk: Desk) -> None:
     assert API in {each["address"] for each in told["connections"]}
 
 
+SLOT = "key-9Xk2Lm4Qp7Rs1Tv3Wy5Za8Bc6De0Fg"
+VAI = """\
+api_version = "vai.plugin.v1"
+package_id = "example/slots"
+version = "1.0.0"
+name = "Slots"
+[runtime]
+protocol = "vai.rpc.v1"
+entrypoint = ["./slots"]
+[[exports]]
+id = "ask"
+kind = "hook"
+[exports.permissions]
+network = "egress"
+secret_slots = ["api_key", "shown"]
+[exports.hook]
+subscribes_to = ["run.completed"]
+"""
+SLOTS = """\
+#!/usr/bin/python3 -I
+import json, os, urllib.request
+slots = {name: open(os.environ["VAI_SECRETS_DIR"] + "/" + name).read() for name in ("api_key", "shown")}
+request = urllib.request.Request("https://api.example.com/headers/slot", headers={"X-Key": slots["api_key"]})
+with urllib.request.urlopen(request, timeout=30) as answer:
+    print(json.dumps({**slots, "answer": answer.read().decode(), "variables": sorted(os.environ)}))
+"""
+
+
+def test_a_secret_slot_is_used_and_not_had(desk: Desk) -> None:
+    """The file of the slot has the placeholder. Another slot has its value, as always."""
+    plugin = desk.plugin
+    folder = plugin.folder / "slots"
+    plugin.write(folder / "slots", SLOTS, mode=0o755)
+    manifest = plugin.write(folder / "vai-plugin.toml", VAI)
+    key, shown = (plugin.write(plugin.folder / f"operator/{name}", name) for name in ("key", "shown"))
+    key.write_text(SLOT)
+    policy = plugin.policy(f"ceiling = 'allowlist'\nhosts = {json.dumps(HOSTS)}", desk.more)
+    report = plugin.caller.home / "report.json"
+    hide = ("--hide", "github@git.example.com", "--hide", "api_key@api.example.com")
+    done = plugin.caller(
+        "exec",
+        *("--policy", policy, "--report", report, *hide),
+        *("--secret", f"api_key=@{key}", "--secret", f"shown=@{shown}"),
+        manifest,
+        env={"OUTSIDE": VALUE},
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert said["shown"] == "shown" and "api_key" not in said["variables"]
+    assert said["api_key"] != SLOT and len(said["api_key"]) == len(SLOT)
+    assert said["api_key"] in said["answer"] and SLOT not in done.stdout + done.stderr + report.read_text()
+    (asked,) = desk.seen()
+    assert asked["headers"]["x-key"] == SLOT
+    stray = plugin.caller(
+        *("exec", "--policy", policy, "--hide", "api_key@elsewhere.example.com"),
+        *("--secret", f"api_key=@{key}", "--secret", f"shown=@{shown}"),
+        manifest,
+    )
+    assert stray.returncode == 126 and "may not reach elsewhere.example.com" in stray.stderr
+
+
 # Each line asks a host with the token in a header, by another client.
 API_PLACE = "https://api.example.com/headers"
 NODE = f"""

@@ -12,6 +12,7 @@ import hashlib
 import io
 import itertools
 import json
+import os
 import re
 import tomllib
 from base64 import b64encode
@@ -21,22 +22,34 @@ from typing import Any, NamedTuple
 
 import h11
 
+from runner import __version__
 from runner.contracts.mcp.hosts.fill import parse_dotenv
 from runner.contracts.mcp.hosts.table import HOSTS
 from runner.contracts.mcp.wrap.changes import apply_steps
 from runner.contracts.mcp.wrap.configuration import Configuration, configuration
 from runner.contracts.mcp.wrap.steps import undo_step, wrap_step
 from runner.contracts.registry import contract_names, find_contract, make_inspector
+from runner.gateway.callback import Callback
+from runner.gateway.hub import HubRefusal, read_hello
+from runner.gateway.remote_call import RemoteCall
+from runner.gateway.via import ThinClient, places
+from runner.install.content import BadContent
+from runner.install.images import read_config
 from runner.launch.remote.messages import MESSAGES, ORDER_CLASSES, LaunchOrder
 from runner.launch.stages import Invocation, decode_planned, planned_classes
 from runner.manifest.cache import PLUGIN_CLASSES
 from runner.manifest.load import FoundManifest, _read, _recognise
 from runner.manifest.semver import admits, is_version
+from runner.manifest.unpack import UNREADABLE
 from runner.oci import artifact
 from runner.oci.archive import list_archive
 from runner.oci.client import _NEXT_PAGE, _parse_challenges
+from runner.oci.image import choose_manifest, read_image
+from runner.oci.image_tree import ImageFolder, ImageTree
+from runner.oci.layer import MOST_DEPTH, read_layer
 from runner.oci.reference import parse_reference
 from runner.package.fault import PackageFault
+from runner.package.image_signature import parse_image_signature
 from runner.package.keys import parse_keys
 from runner.package.signature import parse_signature
 from runner.protocol.dialect import Answer, HostCall, Setting
@@ -45,6 +58,7 @@ from runner.protocol.framing import Framing, HeaderFraming, LineFraming
 from runner.protocol.header_frames import header_frame
 from runner.protocol.https.failure import FetchFailed
 from runner.protocol.https.request import parse_url
+from runner.protocol.trace import read_trace
 from runner.protocol.wire import WireFault, decode, encode, message
 from sandbox.broker.agent.filter import AgentConversation, AgentRules, HostKey
 from sandbox.broker.agent.host_key import load_verifier, read_kind
@@ -75,6 +89,7 @@ from sandbox.spec import DURATIONS
 from sandbox.speed import codec
 from sandbox.units import parse_limit
 from tests.runner.contracts.test_call_and_inspect import TABLES, Stream, Talk, _plugin, body
+from tests.runner.oci.images import Member, build, hard_link, index, layer, link
 from tests.runner.oci.servers import tar_of
 from tests.sandbox.broker.agent.keys import ed25519_key, log_in, session_bind, sign_request
 from tests.sandbox.network.test_http_connection import ANSWERS as HTTP_ANSWERS
@@ -537,6 +552,114 @@ _WORDS = (
 )
 
 
+# --- servers elsewhere --------------------------------------------------------------------------------------
+
+_CALLBACKS = (
+    b"GET /callback?code=a%20b&state=s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
+    b"GET /callback?error=access_denied&state=s&iss=https%3A%2F%2Fx HTTP/1.0\r\n\r\n",
+    b"GET /callback?code=a&state=s&state=s HTTP/1.1\r\n\r\n",
+)
+_EVENTS = (
+    b'event: message\ndata: {"method": "notifications/progress", "params": {"progress": 1}}\n\n',
+    b'data: {"method": "elicitation/create",\r\ndata: "id": 1}\r\n\r\n: comment\r\rdata:{"method":"x"}\r\r',
+    b'data: {"result": {}, "id": 1}\n\n\n\n',
+)
+
+
+def _sign_in(data: bytes) -> object:
+    callback = Callback(1)
+    callback.state = "s"
+    status, _ = callback._take(data)
+    if status.startswith("200"):
+        assert callback._found["state"] == "s"
+        assert callback._take(data)[0].startswith("404")  # once
+    return status
+
+
+class _Hearing(RemoteCall):
+    def __init__(self) -> None:
+        super().__init__(None, None, None)  # type: ignore[arg-type]  # nothing is answered here
+        self.heard: list[bytes] = []
+
+    def hear(self, event: bytes) -> None:
+        super().hear(event)
+        self.heard.append(event)
+
+
+def _remote_events(data: bytes) -> object:
+    """The same in one piece and in many."""
+    headers, found = (("Content-Type", "text/event-stream"),), []
+    for size in (len(data) + 1, 1 + len(data) // 7):
+        call = _Hearing()
+        take, came = call.reader(), bytearray()
+        for begin in range(0, len(data), size):
+            came += data[begin : begin + size]
+            take(headers, came)
+        found.append(call.heard)
+    assert found[0] == found[1]
+    return f"events: {len(found[0])}"
+
+
+# --- the hub ------------------------------------------------------------------------------------------------
+
+_HELLO = {"version": __version__, "words": ["--config", "x"], "environ": {"PATH": "/bin"}, "folder": "/x"}
+_HELLO["environ"] = {**places(os.environ), "PATH": "/bin"}
+_HELLOS = (
+    json.dumps(_HELLO).encode(),
+    json.dumps({**_HELLO, "version": "0"}).encode(),
+    json.dumps({**_HELLO, "folder": "x"}).encode(),
+    json.dumps({**_HELLO, "environ": {"HOME": "/other"}}).encode(),
+    b'{"words": 1, "environ": []}',
+)
+_LINES = (  # of a host and of its hub by turns
+    b"\n".join(
+        (
+            b'{"id": 1, "method": "initialize", "params": {}}',
+            b'{"jsonrpc":"2.0","id":1,"result":{}}',
+            b'{"method": "notifications/initialized"}',
+            b'{"id": 0, "method": "elicitation/create", "params": {}}',
+            b'{"id": "runner-1", "result": {"action": "accept"}}',
+            b"#runner gateway: a word",
+            b"",
+        )
+    ),
+    b"\n".join(
+        (
+            b'{"id": 2, "method": "resources/subscribe", "params": {"uri": "a"}}',
+            b"[]",
+            b'[{"id": 3, "method": "x"}, 1]',
+            b'{"jsonrpc":"2.0","id":"a","error":{}}',
+            b'{"method": "notifications/cancelled", "params": {"requestId": 2}}',
+            b'{"method": 7, "id": [1]}',
+            b"",
+        )
+    ),
+)
+
+
+def _hello(data: bytes) -> object:
+    hello = read_hello(_text(data))
+    assert hello.folder.startswith("/") and all(isinstance(each, str) for each in hello.words)
+    assert all(isinstance(each, str) for pair in hello.environ.items() for each in pair)
+    return f"a hello of {len(hello.words)} words"
+
+
+def _thin_client(data: bytes) -> object:
+    """What is an answer or a question reaches the other side once; nothing ends the client."""
+    client = ThinClient("/nowhere/hub.sock", (), (), {})
+    client._hub = object()  # type: ignore[assignment]  # nothing is sent
+    for number, line in enumerate(data.split(b"\n")[:-1]):
+        if number % 2:
+            before = len(client._to_host)
+            if not line.startswith(b"#"):
+                client.from_hub(line + b"\n")
+                assert client._first or len(client._to_host) > before
+        else:
+            client.from_host(line + b"\n")
+    assert not client._to_host or client._to_host.endswith(b"\n")
+    return f"waits: {min(len(client._pending), 3)}, asked: {min(len(client._questions), 3)}"
+
+
 # --- plans and packages -------------------------------------------------------------------------------------
 
 
@@ -574,11 +697,69 @@ def _tar_examples() -> Iterator[bytes]:
     yield from (tar_of(files), tar_of(files, "w:gz"), tar_of({}))
 
 
+class _Contents:
+    """In place of a FileStore: nothing is written."""
+
+    def add(self, content: Iterable[bytes], executable: bool) -> str:
+        return hashlib.sha256(b"".join(content)).hexdigest()
+
+
+def _layer(data: bytes) -> object:
+    """Two layers, the second above the first."""
+    tree = ImageTree(_Contents())  # type: ignore[arg-type]  # as far as the tree needs one
+    for half in data.partition(b"--layer--")[::2]:
+        tree.add_layer(read_layer(io.BufferedReader(io.BytesIO(half)), 1 << 20))
+    tree.make_places("/work")
+    found, todo = 0, [(tree.root, 0)]
+    while todo:
+        folder, depth = todo.pop()
+        assert depth <= MOST_DEPTH + 1
+        for name, node in folder.children.items():
+            assert name not in ("", ".", "..") and "/" not in name and name.isprintable()
+            assert not name.startswith(".wh.")
+            found += 1
+            if isinstance(node, ImageFolder):
+                todo.append((node, depth + 1))
+    return found.bit_length()
+
+
+def _layer_examples() -> Iterator[bytes]:
+    files = {"a/b": b"x", "c": b"y" * 600, "a/.wh.b": b"", "a/.wh..wh..opq": b""}
+    members = [link("l", "../a/b"), hard_link("h", "c"), link("d", "/a"), Member("d/new", b"1")]
+    for packing in ("plain", "gzip", "zstd"):
+        yield layer([Member("c", b"1"), *members], packing=packing) + b"--layer--" + tar_of(files)
+
+
+def _image(data: bytes) -> object:
+    found = []
+    acts: dict[str, Callable[[], object]] = {
+        "manifest": lambda: read_image(data, "", 1 << 30).layers,
+        "index": lambda: [choose_manifest(data, "x")],
+        "configuration": lambda: read_config(data).entrypoint,
+    }
+    for name, act in acts.items():
+        try:
+            act()
+        except (PackageFault, BadContent) as fault:
+            name = getattr(fault, "rule", "bad")
+        found.append(name)
+    return " ".join(found)
+
+
+def _image_examples() -> Iterator[bytes]:
+    image = build(b"", Entrypoint=["a"], Env=["A=1"], User="b", WorkingDir="/c", StopSignal="INT")
+    yield from (image.manifest, image.blobs[0], index(("amd64", image), ("arm64", image)))
+
+
 def _signature(data: bytes) -> object:
     with contextlib.suppress(DocumentError):
         keys = parse_keys("/etc/runner/keys", data)
         assert all(name == key.key_id for name, key in keys.items())
         return len(keys)
+    with contextlib.suppress(PackageFault):
+        image = parse_image_signature(data)
+        assert json.loads(image.text) == image._asdict()
+        return "image"
     signature = parse_signature(data)
     fields = signature._asdict()
     assert parse_signature(json.dumps(fields).encode()) == signature
@@ -589,8 +770,6 @@ def _signature(data: bytes) -> object:
 
 _SIGNED = {
     "schema": 1,
-    "package_id": "a/b",
-    "version": "1.0.0",
     "algorithm": "ed25519",
     "key_id": "acme",
     "digest": "sha256:" + "a" * 64,
@@ -685,6 +864,21 @@ def _known_hosts_examples() -> Iterator[bytes]:
         yield hosts + b" " + line + b" c\n@revoked x " + line[:-8] + b"\n@cert-authority * " + line
 
 
+_TRACES = (
+    b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\na=b,tenant@system=c d",
+    b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\n"
+    + b",".join(b"k%d=%d" % (n, n) for n in range(33)),
+)
+
+
+def _trace(data: bytes) -> str:
+    parent, _, state = _text(data).partition("\n")
+    found = read_trace({"traceparent": parent, "tracestate": state})
+    for text in found.values():  # they become headers
+        assert text.isascii() and text.replace("\t", " ").isprintable() and len(text) <= 512
+    return " ".join(found)
+
+
 TARGETS: dict[str, Target] = {
     "lines": Target(
         _framing(LineFraming(20), LineFraming(3, 2)),
@@ -725,12 +919,23 @@ TARGETS: dict[str, Target] = {
     "words": Target(_words, (), lambda: _WORDS),
     "plan": Target(_plan, (ValueError,), _plan_examples),
     "tar": Target(_tar, (PackageFault,), _tar_examples),
+    "layer": Target(_layer, (PackageFault, *UNREADABLE), _layer_examples),
+    "image": Target(_image, (), _image_examples),
     "signature": Target(
         _signature,
         (PackageFault,),
-        lambda: (json.dumps(_SIGNED).encode(), b"acme " + b"A" * 43 + b"= me\n# x\n"),
+        lambda: (
+            json.dumps({**_SIGNED, "package_id": "a/b", "version": "1.0.0"}).encode(),
+            json.dumps({**_SIGNED, "image": "docker.io/a/b"}).encode(),
+            b"acme " + b"A" * 43 + b"= me\n# x\n",
+        ),
     ),
     "oci": Target(_oci, (), _oci_examples),
     "ssh": Target(_ssh, (), _ssh_examples),
     "known-hosts": Target(_known_hosts, (), _known_hosts_examples),
+    "sign-in": Target(_sign_in, (), lambda: _CALLBACKS),
+    "remote-events": Target(_remote_events, (), lambda: _EVENTS),
+    "trace": Target(_trace, (), lambda: _TRACES),
+    "hub-hello": Target(_hello, (HubRefusal,), lambda: _HELLOS),
+    "hub-client": Target(_thin_client, (), lambda: _LINES),
 }

@@ -5,6 +5,7 @@ Each attempt has a control: the same attempt where it must work.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -155,6 +156,15 @@ def _below(pid: int) -> set[int]:
     return found
 
 
+def opened(pid: int) -> dict[str, str]:
+    """What the descriptors of a process lead to. It may close some of them meanwhile."""
+    found = {}
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found[link.name] = os.readlink(link)
+    return found
+
+
 def test_no_descriptor_of_a_cgroup_is_inherited(box: Box) -> None:
     """The plugin inherits neither the cgroup.procs files it joined through nor the locks on its cgroups."""
     code = "import json, os\nprint(json.dumps({fd: os.readlink(f'/proc/self/fd/{fd}') for fd in range(64)\n"
@@ -163,10 +173,9 @@ def test_no_descriptor_of_a_cgroup_is_inherited(box: Box) -> None:
     assert sorted(result.printed) == ["0", "1", "2"]
     with box.running(AT_ONCE, limits=LIMITS) as running:
         for pid in (running.family["bwrap_init"], running.family["program"]):
-            opened = {path.name: os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
-            assert "0" in opened and not [path for path in opened.values() if "cgroup" in path]
-        init = Path(f"/proc/{running.family['init']}/fd").iterdir()
-        locks = [path for path in map(os.readlink, init) if "cgroup" in path]
+            found = opened(pid)
+            assert "0" in found and not [path for path in found.values() if "cgroup" in path]
+        locks = [path for path in opened(running.family["init"]).values() if "cgroup" in path]
         assert bool(locks) == any(by_cgroup(box, name) for name in LIMITS)
         running.say("enough")
 

@@ -1,7 +1,7 @@
 """Install the published servers of tests/published once, at the versions that are pinned there.
 
 They go to .venv/published: one folder from npm, and two environments of Python packages. `python -m
-tests.published.install` does it by hand.
+tests.published.install` does it by hand. MCP's own conformance suite is a folder beside them.
 """
 
 from __future__ import annotations
@@ -61,6 +61,19 @@ def install() -> Path:
     return FOLDER
 
 
+def install_suite() -> Path:
+    """The folder with MCP's conformance suite. Raises InstallationFailed."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    wanted = b"\0".join(path.read_bytes() for path in sorted((HERE / "suite").iterdir()))
+    mark, digest = FOLDER / ".installed-suite", hashlib.sha256(wanted).hexdigest()
+    with _alone():
+        if not mark.exists() or mark.read_text() != digest:
+            if fault := _from_npm("suite")():
+                raise InstallationFailed(fault)
+            mark.write_text(digest)
+    return FOLDER / "suite"
+
+
 def _pins() -> str:
     files = [HERE / "npm/package-lock.json", *(HERE / f"{name}.txt" for name in ENVIRONMENTS)]
     content = b"\0".join(path.read_bytes() for path in files)
@@ -77,19 +90,19 @@ def _alone() -> Iterator[None]:
 
 def _install() -> None:
     (FOLDER / ".installed").unlink(missing_ok=True)
-    running = [_from_npm(), *(_from_pypi(name) for name in ENVIRONMENTS)]
+    running = [_from_npm("npm"), *(_from_pypi(name) for name in ENVIRONMENTS)]
     faults = [fault for finish in running if (fault := finish())]
     if faults:
         raise InstallationFailed("\n".join(faults))
 
 
-def _from_npm() -> Callable[[], str]:
-    folder = FOLDER / "npm"
+def _from_npm(name: str) -> Callable[[], str]:
+    folder = FOLDER / name
     shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(HERE / "npm", folder)
+    shutil.copytree(HERE / name, folder)
     # Their install scripts are untrusted code and do not run.
     words = ("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error")
-    return _start("npm", [*words, "--cache", str(FOLDER / "npm-cache")], folder)
+    return _start(name, [*words, "--cache", str(FOLDER / "npm-cache")], folder)
 
 
 def _from_pypi(name: str) -> Callable[[], str]:

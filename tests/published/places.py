@@ -56,7 +56,7 @@ class Desk(NamedTuple):
 
     def trust(self, server: Published) -> dict[str, str]:
         """Variables by which it trusts the services of the test internet."""
-        if self.authority is None or "--net" not in server.allowed:
+        if self.authority is None or "--net" not in server.allowed or server.is_read:
             return {}
         names = ("NODE_EXTRA_CA_CERTS",) if server.where == "npm" else ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
         return dict.fromkeys(names, str(self.authority))

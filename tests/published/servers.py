@@ -44,6 +44,19 @@ class Published(NamedTuple):
     lacks: str = ""  # what a call needs that is not here
     adds: Mapping[str, str] = {}  # variables beside the README's, for the gateway
 
+    @property
+    def is_read(self) -> bool:
+        """Whether a broker reads its requests. It says by itself whom to trust."""
+        return "--hide" in self.allowed or any(" " in word for word in self.allowed)
+
+    @property
+    def hidden_key(self) -> str:
+        """The value that it uses and does not have; empty if it has all that it is told."""
+        if "--hide" not in self.allowed:
+            return ""
+        variable = self.allowed[self.allowed.index("--hide") + 1].partition("@")[0]
+        return self.told[self.entry.env[variable]]
+
 
 def _npx(*args: str, env: Mapping[str, str] | None = None) -> ReadmeEntry:
     return ReadmeEntry("npx", args, 2 if args[0] == "-y" else 1, env or {})
@@ -135,8 +148,8 @@ SERVERS = (
         "npm",
         "mcp-server-github",
         _npx("-y", f"{_SCOPE}github", env={"GITHUB_PERSONAL_ACCESS_TOKEN": "<YOUR_TOKEN>"}),
-        {},
-        ("--net", "api.github.com:443"),
+        {"<YOUR_TOKEN>": "ghp_Zq7eVh2KfLw0RtXyBn4MdJs8GcPa1UoT3iQv"},
+        ("--net", "api.github.com:443", "--hide", "GITHUB_PERSONAL_ACCESS_TOKEN@api.github.com"),
         ToolCall("list_issues", {"owner": "ada", "repo": "gears"}, "a loose gear"),
     ),
     Published(
@@ -155,8 +168,8 @@ SERVERS = (
         "npm",
         "notion-mcp-server",
         _npx("-y", "@notionhq/notion-mcp-server", env={"NOTION_TOKEN": "ntn_****"}),
-        {},
-        ("--net", "api.notion.com:443"),
+        {"ntn_****": "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"},
+        ("--net", "api.notion.com:443", "--hide", "NOTION_TOKEN@api.notion.com"),
         ToolCall("API-get-self", {}, "a loose gear"),
     ),
     Published(
@@ -186,8 +199,8 @@ SERVERS = (
         "npm",
         "mcp-server-brave-search",
         _npx("-y", f"{_SCOPE}brave-search", env={"BRAVE_API_KEY": "YOUR_API_KEY_HERE"}),
-        {},
-        ("--net", "api.search.brave.com:443"),
+        {"YOUR_API_KEY_HERE": "BSAZq7eVh2KfLw0RtXyBn4MdJs8GcPa"},
+        ("--net", "api.search.brave.com:443", "--hide", "BRAVE_API_KEY@api.search.brave.com"),
         ToolCall("brave_web_search", {"query": "gears"}, "a loose gear"),
     ),
     Published(
@@ -231,7 +244,7 @@ SERVERS = (
         "mcp-server-fetch",
         _uvx("mcp-server-fetch"),
         {},
-        ("--net", "example.com:443"),
+        ("--net", "GET example.com:443/**"),  # so a broker reads what its httpx sends
         ToolCall("fetch", {"url": "https://example.com/gears", "raw": True}, "GET /gears"),
         more=("--allow-private-ips",),
     ),
@@ -380,8 +393,8 @@ SERVERS = (
                 "SLACK_CHANNEL_IDS": "C01234567, C76543210",
             },
         ),
-        {},
-        ("--net", "slack.com:443"),
+        {"xoxb-your-bot-token": "xoxb-2718281828-3141592653-Zq7eVh2KfLw0RtXyBn4MdJs8"},
+        ("--net", "slack.com:443", "--hide", "SLACK_BOT_TOKEN@slack.com"),
         ToolCall("slack_list_channels", {}, "gears"),
     ),
     Published(
@@ -440,8 +453,8 @@ SERVERS = (
         "npm",
         "perplexity-mcp",
         _npx("-y", "@perplexity-ai/mcp-server", env={"PERPLEXITY_API_KEY": "your_key_here"}),
-        {},
-        ("--net", "api.perplexity.ai:443"),
+        {"your_key_here": "pplx-Zq7eVh2KfLw0RtXyBn4MdJs8GcPa1UoT3iQv"},
+        ("--net", "api.perplexity.ai:443", "--hide", "PERPLEXITY_API_KEY@api.perplexity.ai"),
         ToolCall("perplexity_search", {"query": "gears"}, "a loose gear"),
     ),
     Published(
@@ -482,8 +495,12 @@ SERVERS = (
                 "CONFLUENCE_API_TOKEN": "your_api_token",
             },
         ),
-        {},
-        ("--net", "your-company.atlassian.net:443"),
+        {"your_api_token": "ATATT3xFfGF0Zq7eVh2KfLw0RtXyBn4MdJs8GcPa1UoT3iQv"},
+        (
+            *("--net", "your-company.atlassian.net:443"),
+            *("--hide", "JIRA_API_TOKEN@your-company.atlassian.net"),
+            *("--hide", "CONFLUENCE_API_TOKEN@your-company.atlassian.net"),
+        ),
         ToolCall("jira_get_all_projects", {}, "a loose gear"),
     ),
     Published(

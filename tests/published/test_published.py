@@ -7,7 +7,8 @@ the official SDK starts the command that the configuration then has.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from base64 import b64decode
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def desk(
 
 
 def test_published_servers_are_wrapped_allowed_listed_and_called(
-    desk: Desk, tmp_path: Path, record_property: Callable[[str, object], None]
+    desk: Desk, services: Internet, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     assert len(SERVERS) >= 40
     files = desk.configure(SERVERS)
@@ -43,7 +44,12 @@ def test_published_servers_are_wrapped_allowed_listed_and_called(
         wrap(desk, file)
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(lambda server: allow(desk, server, files[server.name]), SERVERS))
+    services.look()
     wrapped = trio.run(use_all, desk, SERVERS, files, tmp_path)
+    sent = [_sent(each["headers"]) for each in services.look() if each["seen"] == "request"]
+    hidden = [each for each in SERVERS if each.hidden_key]
+    assert len(hidden) >= 6
+    assert [each.name for each in hidden if not any(each.hidden_key in text for text in sent)] == []
     behind_gateways = []
     for file in sorted(set(files.values())):
         wrap(desk, file, "--gateway")
@@ -58,6 +64,12 @@ def test_published_servers_are_wrapped_allowed_listed_and_called(
     record_property("published", said)
     faults = [str(each) for each in (*wrapped, *behind_gateways) if each.fault]
     assert enough and not faults, "\n".join([*lines, *faults])
+
+
+def _sent(headers: Mapping[str, str]) -> str:
+    """What a service reads in them."""
+    scheme, _, word = headers.get("authorization", "").partition(" ")
+    return " ".join((*headers.values(), b64decode(word).decode() if scheme == "Basic" else ""))
 
 
 def test_without_the_yes_a_wrapped_server_has_nothing_of_the_host(desk: Desk, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,7 +64,8 @@ def _entry(desk: Desk, recipe: Recipe) -> dict[str, Any]:
     text = recipe.entry.replace("/home/ada", str(desk.caller.home))
     entry: dict[str, Any] = json.loads(text)[recipe.name]
     assert os.access(entry["command"], os.X_OK), entry
-    return {**entry, "env": {**entry.get("env", {}), **desk.trust(BY_NAME[recipe.name])}}
+    server = BY_NAME[recipe.name]._replace(allowed=tuple(shlex.split(recipe.allow)))
+    return {**entry, "env": {**entry.get("env", {}), **desk.trust(server)}}
 
 
 def _run(caller: Caller, script: str, environ: Mapping[str, str]) -> None:

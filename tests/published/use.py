@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import mcp_types as types
+import psutil
 import trio
 from mcp import Client, StdioServerParameters, stdio_client
 
@@ -51,9 +52,22 @@ async def _wrapped(desk: Desk, server: Published, file: Path, errors: Path) -> T
                 tools = len((await client.list_tools()).tools)
                 if not tools:
                     return Tried(server, 0, "it lists no tools")
-                return Tried(server, tools, await _call(desk, client, server, ""))
+                fault = await _call(desk, client, server, "")
+                return Tried(server, tools, fault or _fault_of_key(server))
     except Exception as error:  # noqa: BLE001 -- one server of many: the others are tried all the same
         return Tried(server, tools, f"{error!r}\n{_end_of(errors)}")
+
+
+def _fault_of_key(server: Published) -> str:
+    """Whether a process of the server has the key that it only uses."""
+    key, name = server.hidden_key.encode(), "node" if server.where == "npm" else server.program
+    for process in psutil.process_iter(["name"]) if key else ():
+        if process.info["name"] == name:
+            for file in ("environ", "cmdline"):
+                with suppress(OSError):
+                    if key in Path(f"/proc/{process.pid}/{file}").read_bytes():
+                        return f"process {process.pid} has its key"
+    return ""
 
 
 async def _call(desk: Desk, client: Client, server: Published, prefix: str) -> str:

@@ -18,7 +18,10 @@ import pytest
 import trio
 
 import runner
+from runner.approvals.confirmations import ConfirmationRecord
+from runner.approvals.tools import identity_of
 from runner.library import (
+    CallConfirmation,
     InvalidCall,
     NotOnTrio,
     OpenPlugin,
@@ -445,6 +448,37 @@ async def test_services_of_mcp(shelf: Path, write_file: Write, server: str, tool
 
 
 # --- The package -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.launches
+@pytest.mark.trio
+async def test_a_program_asks_its_person(shelf: Path, tmp_path: Path) -> None:
+    environ = {**ENVIRON, "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    asked: list[CallConfirmation] = []
+    answers: list[Any] = [True, False, "yes"]
+
+    def confirm(question: CallConfirmation) -> bool:
+        asked.append(question)
+        return answers.pop(0)
+
+    async with opened(shelf / "mcp_bare", server="legacy", environ=environ, confirm=confirm) as plugin:
+        await plugin.call("echo", {"name": "you"})
+        assert not asked
+        record = ConfirmationRecord(environ)
+        for pattern in ("ec*", "destructive"):
+            record.set_patterns(identity_of(plugin.plugin), (pattern,))
+            answers[:] = [True, False, "yes"]
+            assert (await plugin.call("echo", {"name": "you"}))["structuredContent"] == {"name": "you"}
+            for _ in range(2):
+                with pytest.raises(PluginFailure, match="nobody allowed this call"):
+                    await plugin.call("echo", {"name": "you"})
+        assert asked[0] == CallConfirmation(plugin.plugin.id, "echo", ('name: "you"',), {"name": "you"})
+        assert len(asked) == 6
+        [kept] = (tmp_path / "config/runner/approvals/confirmations").glob("*.json")
+        kept.write_text("{")
+        with pytest.raises(PluginFailure, match="the record of confirmations"):
+            await plugin.call("echo", {"name": "you"})
+        assert len(asked) == 6
 
 
 def test_the_import_is_light() -> None:

@@ -30,6 +30,9 @@ DECIDING = (
     ),
     *("runner/launch/command.py", "runner/launch/read.py", "runner/approvals/*.py", "runner/manifest/*.py"),
     *("runner/contracts/*.py", "runner/contracts/*/__init__.py", "runner/contracts/*/hosts/*.py"),
+    *("runner/contracts/mcp/wrap/claim.py", "runner/contracts/mcp/wrap/configuration.py"),
+    *("runner/contracts/mcp/docker_run.py", "runner/contracts/mcp/installed.py"),
+    *("runner/install/images.py", "runner/install/roots.py", "runner/cli/shared/command.py"),
     *("runner/contracts/*/package/*.py",),
     *(
         f"runner/contracts/*/{name}.py"
@@ -58,6 +61,8 @@ EXEMPT = {
     "runner/approvals/files.py:write_record": "the verb `allow`, which launches nothing",
     "runner/approvals/files.py:open_folder": "it is for writing: no decision does",
     "runner/approvals/files.py:locked_folder": "it is for writing: no decision does",
+    "runner/approvals/confirmations.py:all": "before which calls a person is asked, a session decides",
+    "runner/approvals/confirmations.py:read": "before which calls a person is asked, a session decides",
     "runner/approvals/names.py:*": "whose a name is, a daemon decides, and not a launch",
     "runner/approvals/tools.py:urls_of": "the verb `allow`, which launches nothing",
     "runner/manifest/fill.py:_open_file": "read_named has said that nothing may be kept",
@@ -77,6 +82,7 @@ EXEMPT = {
     "sandbox/paths/beneath.py:walk_beneath": "its callers note the whole path",
     "sandbox/paths/denylist.py:find_linked": "only after _entries_below, which says that nothing may be kept",
     "sandbox/paths/executable.py:read_head": "look.stat has noted the file, with the time of its last change",
+    "sandbox/paths/in_tree.py:open_in_tree": "find_in_tree has noted the file and its times",
     "sandbox/paths/mounts.py:fd_path": "about an open descriptor",
     "sandbox/paths/mounts.py:mount_id": "about an open descriptor",
     "sandbox/paths/scan.py:_entries": "`directory` has noted the listing",
@@ -85,10 +91,11 @@ EXEMPT = {
     "sandbox/paths/walk.py:_make_step": "it makes a folder: no decision does",
     "sandbox/paths/walk.py:_step": "`walk` has noted the whole path",
     "sandbox/paths/walk.py:unmake": "it removes folders: no decision does",
-    "sandbox/plan/owners.py:_maps_state": "a plan with owners is never kept",
+    "sandbox/plan/image.py:_layer_fault": "it is tried; a launch that cannot do it forgets its plan",
+    "sandbox/plan/owners.py:_maps_state": "a plan whose state is mapped is never kept",
     "sandbox/seccomp/profile.py:*": "makes filters, when the runner itself is built",
 }
-# Made when the plan is carried out.
+# Made when the plan is carried out, also from a stored plan.
 EXEMPT_MODULES = ("sandbox/paths/stand_in.py", "sandbox/paths/end_search.py", "sandbox/plan/guards.py")
 
 
@@ -106,7 +113,7 @@ def unnoted(text: str, module: str) -> Iterator[str]:
                     yield f"{module}:{function.name}"
                 case ["os", "path", name] if name in OF_OS_PATH:
                     yield f"{module}:{function.name}"
-                case ["open" | "kernel_text"]:
+                case ["open" | "kernel_text" | "glob" | "iglob"]:
                     yield f"{module}:{function.name}"
 
 
@@ -125,7 +132,7 @@ def test_no_module_of_the_decision_asks_past_look() -> None:
 
 
 @pytest.mark.parametrize(
-    "question", ["os.stat(p)", "os.path.exists(p)", "open(p)", "os.open(p, 0)", "kernel_text(p)"]
+    "question", ["os.stat(p)", "os.path.exists(p)", "open(p)", "os.open(p, 0)", "kernel_text(p)", "iglob(p)"]
 )
 def test_a_question_past_look_is_found(question: str) -> None:
     assert list(unnoted(f"def f(p):\n    return {question}\n", "m.py")) == ["m.py:f"]
@@ -192,6 +199,29 @@ def test_a_file_that_changes_is_seen(tmp_path: Path, question: str, change: str)
     time.sleep(0.02)  # the kernel's clock for files ticks every 10 ms
     CHANGES[change](file)
     assert facts.changed({}) != ""
+
+
+@pytest.mark.parametrize("ask", [look.note_identity, look.note_listing, look.exists])
+def test_of_a_question_that_is_asked_again_the_first_answer_counts(
+    tmp_path: Path, ask: Callable[[str], object]
+) -> None:
+    """What was decided by the first may not hold any more."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+
+    def decide(change: Callable[[], object]) -> None:
+        ask(str(folder))
+        time.sleep(0.02)
+        change()
+        ask(str(folder))
+
+    assert _noted(lambda: decide(lambda: None)).changed({}) == ""
+
+    def replace() -> None:
+        folder.rename(tmp_path / "before")
+        folder.mkdir()
+
+    assert _noted(lambda: decide(replace)).changed({}) == str(folder)
 
 
 @pytest.mark.parametrize("question", QUESTIONS)

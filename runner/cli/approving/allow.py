@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from runner.approvals.record import ApprovalsUnusable, key_of
 from runner.cli import drop_environment
 from runner.cli.approving.ask_person import print_diff, propose
+from runner.cli.approving.confirming import print_confirmations, set_confirmations
 from runner.cli.approving.records import print_list, revoke, revoke_key
 from runner.cli.approving.subject import unwrap_subject
 from runner.cli.approving.tool_changes import ask_about_remote
@@ -19,9 +20,11 @@ from runner.cli.shared.logging_in import add_ssh, ssh_of, with_ssh_hosts
 from runner.cli.shared.options import (
     add_config,
     add_contract_options,
+    add_image,
     add_manifest_choice,
     config_of,
     contract_options_of,
+    image_of,
 )
 from runner.cli.shared.text import say
 from runner.launch.read import load
@@ -29,7 +32,7 @@ from runner.launch.stages import Invocation, Stopwatch
 from runner.outcome import EXIT, USAGE_ERROR, Failure
 from sandbox.document.diagnostic import printable
 from sandbox.policy.policy import steers
-from sandbox.spec import Approval, is_variable_name
+from sandbox.spec import Approval, Overrides, is_variable_name
 
 NAME = "allow"
 EXAMPLE = "runner allow ./my-plugin"
@@ -50,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policy", metavar="NAME|FILE", help="show what counts under this policy, as for runner exec"
     )
+    add_image(parser)
     more = parser.add_argument_group("more than it asks for")
     for option, metavar, about in (
         ("--read", "PATH", "a file or folder, read-only"),
@@ -74,6 +78,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     do.add_argument(
         "--remote", metavar="NAME", help="with --diff: of a server elsewhere in a gateway's settings"
+    )
+    do.add_argument(
+        "--confirm",
+        metavar="PATTERN",
+        action="append",
+        help="be asked before a gateway calls its tools of this name, as in push*; destructive: those that"
+        " do not say that they destroy nothing; none: no longer",
     )
     do.add_argument("--list", action="store_true", help="show all that you have allowed")
     do.add_argument(
@@ -103,7 +114,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         _check(args)
         if args.list:
-            return print_list(as_json=args.json)
+            status = print_list(as_json=args.json)
+            if not args.json:
+                print_confirmations(os.environ)
+            return status
         if args.revoke is not None:
             return _revoke(args)
         if args.remote is not None:
@@ -113,6 +127,8 @@ def run(args: argparse.Namespace) -> int:
         environ = dict(os.environ)
         if subject.entry is not None:
             drop_environment()  # as its launch does, so that the launch finds the approval
+        if args.confirm is not None:
+            return set_confirmations(subject, tuple(args.confirm), environ)
         if args.diff:
             return print_diff(subject, environ, sure=args.yes)
         return propose(subject, added, sure=args.yes)
@@ -154,7 +170,7 @@ def _check(args: argparse.Namespace) -> None:
         raise ValueError(
             f"{args.manifest}: a manifest and a command do not go together; leave one of them out"
         )
-    if is_command and not (args.name and args.arguments):
+    if is_command and not (args.name and (args.arguments or args.image)):
         raise ValueError("a command is allowed by its name: write --name NAME -- COMMAND, as for runner run")
     if not is_command and args.manifest is None:
         raise ValueError("MANIFEST is missing; or write --name NAME -- COMMAND, or --list")
@@ -168,6 +184,7 @@ def _check(args: argparse.Namespace) -> None:
 def _actions(args: argparse.Namespace) -> Iterator[tuple[str, bool]]:
     yield "--list", args.list
     yield "--diff", args.diff
+    yield "--confirm", args.confirm is not None
     yield "--revoke", args.revoke is not None
 
 
@@ -186,7 +203,7 @@ def _invocation(args: argparse.Namespace) -> Invocation:
             env=[word for word in args.env if "=" in word],
             **{each: [] for each in ("read", "write", "net", "hide", "ssh_key", "ssh_host")},
         )
-        return Invocation("", policy=args.policy, command=command_of(words))
+        return Invocation("", policy=args.policy, command=command_of(words, image=image_of(args)))
     return Invocation(
         manifest=args.manifest,
         contract=args.contract,
@@ -194,6 +211,7 @@ def _invocation(args: argparse.Namespace) -> Invocation:
         policy=args.policy,
         options=contract_options_of(args),
         config=config_of(args.config),
+        overrides=Overrides(image=image_of(args)),
     )
 
 

@@ -75,7 +75,7 @@ def propose(subject: AllowSubject, added: Approval, *, sure: bool, partly: bool 
     for former in (old, outdated):
         added = added if former is None else join_approvals(former.added, added)
     is_command = loaded.invocation.command is not None
-    asked = Approval() if is_command else asked_of(loaded.plugin)
+    asked = _asked_of(loaded)
     record = ApprovalRecord(key, asked, added, digest_of(loaded.plugin), time.time())
     none = ApprovalRecord(key, Approval())
     before = hold_against_policy(loaded, os.environ, none)
@@ -243,6 +243,8 @@ def _lines(shown: _Proposal) -> Iterator[str]:
     elif words_of_its_own := own_words(shown.subject):
         yield "Its own options give it:"
         yield from words_of_its_own
+    for path, dest in () if plugin.spec.image is None else plugin.spec.image.places:
+        yield f"In the image {path} is {dest}"
     for each in plugin.spec.env:
         if each.value and steers(each.name):
             yield f"{each.name} is set to {quoted(each.value, 400)}; this yes is for that value"
@@ -296,16 +298,19 @@ def _unasked_paths(shown: _Proposal) -> Iterator[str]:
     """Advice about host paths in the arguments and variables that the cage does not show: most servers name
     their folders there."""
     from sandbox.paths.denied_paths import lexical_hit
+    from sandbox.paths.in_tree import find_in_tree
     from sandbox.paths.mounts import contains
     from sandbox.paths.program import script_of
     from sandbox.plan.mentions import words_of
     from sandbox.policy.policy import RUNTIME_PATHS
 
     plugin, record = shown.loaded.plugin, shown.record
+    image = plugin.spec.image
     if plugin.entrypoint is None:
         return
     given = {*record.whole.read, *record.whole.write, *RUNTIME_PATHS, *asked_of(plugin).read}
     given |= set(asked_of(plugin).write)
+    given |= set() if image is None else {dest for _, dest in image.places}
     if script := script_of((plugin.entrypoint.command, *plugin.entrypoint.args)):
         given.add(os.path.expanduser(script))  # the cage shows it as the program
     own_homes = homes(os.environ)
@@ -317,6 +322,8 @@ def _unasked_paths(shown: _Proposal) -> Iterator[str]:
             continue
         path = "/" + os.path.normpath(path).lstrip("/")
         if path == "/" or lexical_hit(path, own_homes) is not None:  # which no yes could allow
+            continue
+        if image is not None and find_in_tree(image.tree, path) is not None:
             continue
         if os.path.exists(path) and not any(contains(each, path) for each in given):
             named.setdefault(path, f"The variable {variable} names" if variable else "Its arguments name")
@@ -373,10 +380,24 @@ def _print_asked(subject: AllowSubject, *, tools_seen: bool) -> int:
     return _DIFFERENT
 
 
+def _asked_of(loaded: Loaded) -> Approval:
+    """What a yes would be for. The options of a command are one already, but for what is the entry's: the
+    volumes of an image, and the image of `x-sandbox`."""
+    if loaded.invocation.command is None:
+        return asked_of(loaded.plugin)
+    image, asked = loaded.plugin.spec.image, asked_of(loaded.plugin)
+    volumes = {} if image is None else dict(image.places)
+    return Approval(
+        read=tuple(path for path in asked.read if path in volumes),
+        write=tuple(path for path in asked.write if path in volumes),
+        images=() if image is None or image.starts_own else asked.images,
+    )
+
+
 def _items(loaded: Loaded, old: ApprovalRecord) -> tuple[tuple[AskedItem, ...], tuple[AskedItem, ...]]:
     """What it asked for when it was allowed, and what it asks for now."""
     own = homes(os.environ)
-    asked = Approval() if loaded.invocation.command is not None else asked_of(loaded.plugin)
+    asked = _asked_of(loaded)
     project = "" if loaded.plugin.project is None else loaded.plugin.project.path
     return items_of(old.asked, own, project), items_of(asked, own, project)
 

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from runner.launch.advice.places import WIDE_PATHS
+from sandbox.network.credentials import looks_secret
 from sandbox.network.ssh import is_key
 from sandbox.paths.mounts import contains
-from sandbox.policy.credentials import looks_secret
 from sandbox.policy.policy import is_loopback, private_fault, steers
 from sandbox.spec import Approval, Limits
 from sandbox.units import format_limit
 
 
 class AskedItem(NamedTuple):
-    kind: str  # read, write, staged, network, host, variable, hidden, ssh, seccomp, project, limit
+    kind: str  # read, write, staged, network, host, variable, hidden, ssh, image, seccomp, project, limit
     what: str
     unusual: str = ""  # why it stands out; empty: it does not
 
@@ -40,6 +40,7 @@ def items_of(approval: Approval, homes: Sequence[str] = (), project: str = "") -
     for each in approval.ssh:
         what = "it logs in with this key of yours" if is_key(each) else "it logs in at this host as you"
         found.append(AskedItem("ssh", each, what))
+    found += [AskedItem("image", each, "in place of this machine's own files") for each in approval.images]
     if approval.project != "none":
         found.append(AskedItem("project", project or "the folder it works on", _of_path(project, homes)))
     return tuple(sorted(found, key=lambda item: not item.unusual))

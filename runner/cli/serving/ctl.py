@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 from runner.cli.serving.call_list import add_call_filters, list_calls
+from runner.cli.serving.confirmations import act_on_confirmations
 from runner.cli.serving.fleet_option import HELP as HELP_FLEET
 from runner.cli.serving.fleet_option import ask_workers, fleet_verb, with_fleet
 from runner.cli.serving.socket_option import add_socket, ask
 from runner.cli.serving.via import name_fault, quote
 from runner.cli.shared.actions import add_actions, argument
+from runner.cli.shared.browser import open_in_browser
 from runner.cli.shared.text import say
 from runner.outcome import USAGE_ERROR
 from sandbox.document.diagnostic import printable
@@ -24,11 +22,10 @@ if TYPE_CHECKING:
 
 NAME = "ctl"
 EXAMPLE = "runner ctl reset notes"
-_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
-
 
 _NAME = argument("name", "NAME", "the plugin; runner ps lists them")
 _ANY_NAME = argument("name", "NAME", "the plugin; runner ps lists them", nargs="?")
+_CONFIRMATION = argument("name", "ID", "what waits; runner ctl pending lists them")
 _LETTER = argument("name", "NAME", "the dead letter; runner ctl dead lists them")
 _FLEET = argument("--fleet", "URL|FILE", f"act on a fleet: {HELP_FLEET}")
 _OF_FLEET = argument("--fleet", "URL|FILE", HELP_FLEET, required=True)
@@ -66,6 +63,22 @@ ACTIONS = {
             add_socket,
         ),
     ),
+    "pending": ("list the calls at a gateway that wait for your yes, and refused hosts", (add_socket,)),
+    "approve": (
+        "say yes to one: the call is made; of a host, runner allow asks you",
+        (
+            _CONFIRMATION,
+            argument(
+                "--remember",
+                "HOW",
+                "once, session (of the client) or always (for this tool) (default: once)",
+                choices=("once", "session", "always"),
+                default="once",
+            ),
+            add_socket,
+        ),
+    ),
+    "deny": ("say no to one", (_CONFIRMATION, add_socket)),
     "dead": ("list dead letters", (_FLEET, add_socket)),
     "show": ("print a dead letter", (_LETTER, _FLEET, add_socket)),
     "repeat": ("try a dead letter again", (_LETTER, _FLEET, add_socket)),
@@ -128,6 +141,8 @@ def run(args: argparse.Namespace) -> int:
         return _end_sessions(args) if args.end else _open(args)
     if args.action in ("dead", "show", "repeat", "close"):
         return _act_on_letters(args)
+    if args.action in ("pending", "approve", "deny"):
+        return act_on_confirmations(args)
     if args.action == "remove":
         return _remove(args)
     if args.action == "drain" and args.name is not None:
@@ -252,13 +267,7 @@ def _open(args: argparse.Namespace) -> int:
         return found
     url = found["urls"][0]
     print(url)
-    opener = shutil.which("xdg-open")
-    if opener is not None and sys.stdout.isatty() and any(map(os.environ.get, _DISPLAYS)):
-        null = subprocess.DEVNULL
-        try:
-            subprocess.Popen([opener, url], stdin=null, stdout=null, stderr=null, start_new_session=True)
-        except OSError as error:
-            say(f"runner ctl: {opener} does not start: {error.strerror}; open the link in a browser")
+    open_in_browser(url, NAME)
     return 0
 
 

@@ -9,13 +9,16 @@ from runner.cli.shared.hiding import hide_of, with_hidden_hosts
 from runner.cli.shared.logging_in import ssh_of, with_ssh_hosts
 from runner.contracts.configurations import PLUGIN_PREFIX, WRAP_FORMAT, EntryFound, WrappedEntry
 from runner.launch.command import Command
+from sandbox import look
 from sandbox.document.diagnostic import printable
+from sandbox.facts import HOST_VARIABLE
 from sandbox.paths.denied_paths import lexical_fault
 from sandbox.policy.policy import steers
 from sandbox.spec import (
     STATE_DIR_TOKEN,
     Access,
     EnvRequest,
+    ImageRoot,
     Network,
     PathRequest,
     SandboxSpec,
@@ -76,13 +79,22 @@ def add_command(parser: argparse.ArgumentParser) -> None:
 
 
 def command_of(
-    args: argparse.Namespace, *, directory: str = "", environ: Mapping[str, str] | None = None
+    args: argparse.Namespace,
+    *,
+    directory: str = "",
+    environ: Mapping[str, str] | None = None,
+    image: ImageRoot | None = None,
 ) -> Command:
-    """The command of the options. `directory` and `environ`: by default those of this process. Raises
-    ValueError if the options are wrong."""
+    """The command of the options. `directory` and `environ`: by default those of this process. `image`: the
+    command line is for its entry point. Raises ValueError if the options are wrong."""
     # The variables that a host has set. The runner has dropped its own environment by then.
     given = getattr(args, "host_environ", None) if environ is None else environ
+    if given is not None:
+        given = look.environment(given, HOST_VARIABLE)
     environ = os.environ if given is None else given
+    if image is not None:
+        image = image._replace(starts_own=True, args=tuple(args.arguments))
+        args.arguments = [image.reference, *args.arguments]
     if not args.arguments:
         raise ValueError("there is no command; write it behind --, as in runner run -- ls -l")
     if not args.arguments[0]:
@@ -99,6 +111,8 @@ def command_of(
     options = words[: len(words) - len(args.arguments) - 1]
     entry = WrappedEntry(file, name, scope, options, tuple(args.arguments), outdated)
     found = _found(entry, environ) if wrapped else None
+    if found is not None and found.image:
+        image = ImageRoot(found.image)
     if args.env_file is not None and not (wrapped and args.env_file):
         raise ValueError("--env-file: only runner wrap writes it; use --env NAME=VALUE")
     variables = _plugin_variables(environ) if wrapped else {}
@@ -115,6 +129,7 @@ def command_of(
             network=with_ssh_hosts(with_hidden_hosts(network_of(args.net), hide), ssh),
             hide=hide,
             ssh=ssh,
+            image=image,
             env=tuple({**_variables(args.env, environ, found), **variables}.values()),
         ),
         named_directory=args.cwd is not None or args.project is not None,
@@ -167,12 +182,12 @@ def _here(cwd: str | None, directory: str) -> str:
     if cwd == "":
         raise ValueError("--cwd: its value is empty; is a variable unset?")
     try:
-        here = os.path.realpath(os.path.join(directory or os.getcwd(), cwd or ""))
+        here = look.realpath(os.path.join(directory or os.getcwd(), cwd or ""))
     except OSError as error:
         raise ValueError(f"the current folder cannot be used: {error.strerror}; use --cwd DIR") from None
     except ValueError:
         raise ValueError(f"--cwd {printable(cwd or '')}: it has a NUL character") from None
-    if cwd is not None and not os.path.isdir(here):
+    if cwd is not None and not look.isdir(here):
         raise ValueError(f"--cwd {cwd}: there is no such folder")
     return here
 

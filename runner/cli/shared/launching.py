@@ -328,9 +328,9 @@ def _print_outcome(
                 write_at_once(2, _advice_line(each, secrets))
     started = started_of(stage)
     if started is not None and started.search is not None and started.search.findings is not None:
-        from runner.cli.shared import text
-
         for line in started.search.findings.lines():
+            from runner.cli.shared import text
+
             text.warn(_without(secrets, {"line": line})["line"])
     if started is not None and started.staged is not None and started.staged.is_kept:
         from runner.cli.staging.ask import tell_or_ask

@@ -16,7 +16,7 @@ from runner.contracts.registry import (
 )
 from runner.launch.stages import Invocation
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
-from sandbox.spec import Limits, Overrides, is_variable_name
+from sandbox.spec import ImageRoot, Limits, Overrides, is_variable_name
 from sandbox.speed.typed import TYPE_CHECKING, Any, Callable, Iterator, Sequence
 from sandbox.speed.value import NamedTuple
 
@@ -65,8 +65,18 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--hide", metavar="NAME[@HOST]", action="append", default=[], help=HIDE_HELP)
     add_ssh(parser)
+    add_image(parser)
     add_limits(parser)
     parser.set_defaults(arguments=[])
+
+
+def add_image(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--image",
+        metavar="IMAGE",
+        help="start it in an installed image, in place of this machine's own files",
+    )
+    parser.add_argument("--user", metavar="USER[:GROUP]", help="with --image: who it is in it")
 
 
 def add_secrets(parser: argparse.ArgumentParser) -> None:
@@ -386,11 +396,32 @@ def invocation_of(args: argparse.Namespace) -> Invocation:
         state_dir=args.state_dir,
         args=tuple(args.arguments),
         overrides=Overrides(
-            tuple(env), tuple(names), limits_of(args.limits), args.staged, hide_of(args.hide), ssh_of(args)
+            tuple(env),
+            tuple(names),
+            limits_of(args.limits),
+            args.staged,
+            hide_of(args.hide),
+            ssh_of(args),
+            image_of(args),
         ),
         options=contract_options_of(args),
         config=config_of(args.config),
     )
+
+
+def image_of(args: argparse.Namespace) -> ImageRoot | None:
+    """The image of --image. Raises ValueError."""
+    if args.image is None:
+        if args.user is not None:
+            raise ValueError("--user: it goes with --image; without one, every plugin is nobody in its cage")
+        return None
+    from runner.install.image_reference import normal_reference
+    from runner.install.request import UnusableSpec
+
+    try:
+        return ImageRoot(normal_reference(args.image), user=args.user or "")
+    except UnusableSpec as fault:
+        raise ValueError(f"--image: it {fault}") from None
 
 
 def add_command_invocation(parser: argparse.ArgumentParser) -> None:
@@ -427,7 +458,7 @@ def _command_invocation(args: argparse.Namespace) -> Invocation:
         policy=args.policy,
         state_dir=args.state_dir,
         overrides=Overrides(limits=limits_of(args.limits), staged=args.staged),
-        command=command_of(args),
+        command=command_of(args, image=image_of(args)),
     )
 
 

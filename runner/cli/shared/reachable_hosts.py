@@ -13,7 +13,7 @@ from sandbox.network.egress import EgressLimits
 from sandbox.network.rules import HostRule, covers, parse_rule
 from sandbox.network.ssh import hosts_of, keys_of
 from sandbox.policy.policy import NetworkRule, host_matches, is_loopback
-from sandbox.spec import LITERAL, Denial, names_policy_hosts
+from sandbox.spec import LITERAL, SLOT, Denial, names_policy_hosts
 from sandbox.units import format_duration, format_size
 
 
@@ -99,6 +99,8 @@ def _sources(credential: Credential) -> str:
     kind, *words = credential.source or ("given", credential.name)
     if credential.source == LITERAL:
         return "given with the plugin"
+    if credential.source == SLOT:
+        return "the secret of that name"
     if kind == "command":
         return f"what {' '.join(words)} prints"
     return f"of the file {words[0]}" if kind == "file" else f"of the variable {words[0]}"

@@ -21,13 +21,14 @@ from sandbox.units import parse_limit
 
 if TYPE_CHECKING:
     from runner.oci.client import RegistryAccess
+    from sandbox.policy.policy import Policy
 
 _FAILED = 1
 
 
 def add_registry(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "registries", "For oci://HOST/NAME:TAG and oci://HOST/NAME@sha256:DIGEST."
+        "registries", "For oci://HOST/NAME:TAG, oci://HOST/NAME@sha256:DIGEST and docker://IMAGE."
     )
     group.add_argument(
         "--ca",
@@ -57,12 +58,12 @@ def access_of(args: argparse.Namespace) -> RegistryAccess:
     try:
         from runner.oci.client import RegistryAccess
     except ModuleNotFoundError as error:
-        raise _missing(error) from None
+        raise extra_fault(error) from None
     deadline = float(parse_limit("deadline", args.deadline))
     return RegistryAccess(args.ca, args.plain_http, tuple(args.allow_host), deadline)
 
 
-def _missing(error: ModuleNotFoundError) -> PackageFault:
+def extra_fault(error: ModuleNotFoundError) -> PackageFault:
     hint = f"install it with {install_command('oci')}"
     return PackageFault("extra_missing", f"{error.name} is missing", hint)
 
@@ -75,7 +76,7 @@ def status_of(fault: PackageFault) -> int:
         return EXIT["policy_invalid"]
     if fault.rule.startswith(("package", "manifest")):
         return EXIT["manifest_invalid"]
-    return USAGE_ERROR if fault.rule == "reference" else _FAILED
+    return USAGE_ERROR if fault.rule.startswith(("reference", "key")) else _FAILED
 
 
 def say_fault(verb: str, fault: PackageFault) -> None:
@@ -96,12 +97,17 @@ def signature_text(state: SignatureState, trust: str | None) -> str:
 
 def trust_of(policy: str | None) -> tuple[str | None, bool]:
     """The trust file by the policy in force, and whether a signature is required. Raises PackageFault."""
+    rule = policy_of(policy).packages
+    return (rule.trust, True) if rule.signature == "required" else (None, False)
+
+
+def policy_of(policy: str | None) -> Policy:
+    """Raises PackageFault."""
     try:
-        rule = load_policy(policy, os.environ).packages
+        return load_policy(policy, os.environ)
     except DocumentError as error:
         first = error.diagnostics[0]
         raise PackageFault(f"policy_{first.rule}", first.text(), first.hint) from None
-    return (rule.trust, True) if rule.signature == "required" else (None, False)
 
 
 # --- in place of a manifest ---------------------------------------------------------------------------------
@@ -133,7 +139,7 @@ def _fetch(
         from runner.oci.client import wait_for
         from runner.oci.fetch import fetch
     except ModuleNotFoundError as error:
-        raise _missing(error) from None
+        raise extra_fault(error) from None
 
     try:
         package = wait_for(

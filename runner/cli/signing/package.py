@@ -1,6 +1,6 @@
 """`runner package`: check the folder of a plugin before it is published, sign it, verify its signature, push
-it to a registry, pull it from there, inspect it there. And packages of a daemon's control plane, which
-runner/cli/serving/packages.py asks for."""
+it to a registry, pull it from there, inspect it there. Sign and inspect images there. And packages of a
+daemon's control plane, which runner/cli/serving/packages.py asks for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any
 
 from runner.cli.serving import packages as control
 from runner.cli.shared.actions import Actions, add_actions, argument
-from runner.cli.shared.registry import add_registry
+from runner.cli.shared.install_image import is_image
+from runner.cli.shared.registry import add_registry, given_options
 from runner.cli.shared.text import print_diagnostics, say, warn
 from runner.manifest.load import lint as lint_manifest
 from runner.outcome import EXIT, USAGE_ERROR
@@ -71,11 +72,13 @@ _FORMAT = argument("--format", None, "default: text", choices=("text", "json"), 
 _OF_FOLDERS: Actions = {
     "lint": ("list all that check finds, and what is unwise to publish", (_add_source,)),
     "sign": (
-        "lint, then sign",
+        "lint, then sign; or sign an image in its registry",
         (
-            _add_source,
+            argument("folder", "DIR", "the plugin's folder, or docker://IMAGE"),
+            _CONTRACT,
             argument("--key", "FILE", "the private key that runner keygen made", required=True),
             argument("--key-id", "ID", "the key's name; default: that in FILE.pub", default=""),
+            _add_registry,
         ),
     ),
     "verify": (
@@ -96,7 +99,11 @@ _OF_FOLDERS: Actions = {
     ),
     "inspect": (
         "say what a registry has under a name",
-        (_REF, argument("--trust", "FILE", _TRUST), _add_registry),
+        (
+            argument("folder", "REF", "oci://HOST/NAME:TAG or docker://IMAGE"),
+            argument("--trust", "FILE", _TRUST),
+            _add_registry,
+        ),
     ),
 }
 ACTIONS: Actions = {
@@ -108,7 +115,8 @@ ACTIONS: Actions = {
 def run(args: argparse.Namespace) -> int:
     if args.action in control.ACTIONS:
         return control.run_control(args, getattr(args, "folder", ""))
-    found, plugin = ((), None) if args.action in ("pull", "inspect") else _lint(args)
+    in_registry = args.action in ("pull", "inspect") or (args.action == "sign" and is_image(args.folder))
+    found, plugin = ((), None) if in_registry else _lint(args)
     errors = sum(diagnostic.severity == "error" for diagnostic in found)
     document: dict[str, Any] = {"schema": SCHEMA, "action": args.action, "folder": args.folder, "ok": True}
     lines: list[str] = []
@@ -119,7 +127,10 @@ def run(args: argparse.Namespace) -> int:
             done = {"sign": "; nothing was signed", "push": "; nothing was pushed"}
             hint = "correct what is listed" + done.get(args.action, "")
             raise _Refused(f"the package has {errors} {told}", hint, EXIT["manifest_invalid"], "lint")
-        if args.action == "sign":
+        if args.action == "sign" and not in_registry:
+            if any(given for _, given in given_options(args)):
+                message = "--ca, --plain-http and --allow-host go with docker://IMAGE"
+                raise _Refused(message, "leave them out", USAGE_ERROR, "usage")
             lines = _sign(args, plugin, document)
         elif args.action == "verify":
             lines = _verify(args, plugin, found, document)
@@ -146,9 +157,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _transfer(args: argparse.Namespace, plugin: Plugin | None, document: dict[str, Any]) -> list[str]:
     from runner.cli.shared.registry import status_of
+    from runner.cli.signing.images import inspect_image, sign_image
     from runner.cli.signing.transfer import inspect_reference, pull_folder, push_folder
 
     try:
+        if is_image(args.folder) and args.action != "pull":
+            return (sign_image if args.action == "sign" else inspect_image)(args, document)
         if args.action == "push":
             assert plugin is not None  # or there would be an error
             return push_folder(args, plugin, document)

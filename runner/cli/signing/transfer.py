@@ -110,7 +110,7 @@ def inspect_reference(args: argparse.Namespace, document: dict[str, Any]) -> lis
     async def ask() -> tuple[PackageManifest, list[bytes], FileList | None]:
         async with open_registry(reference, access) as registry:
             package = await get_package(registry, reference)
-            signatures = await get_signatures(registry, package)
+            signatures = await get_signatures(registry, package.digest)
             return package, signatures, None if trusted is None else await list_layer(registry, package)
 
     package, signatures, listing = wait_for(ask)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from runner.contracts.contract import Contract, ContractVerb, Listing
-from sandbox import look
+from sandbox import look, surroundings
 from sandbox.speed.typed import TYPE_CHECKING, Any, Callable, Mapping
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _MAY_LAUNCH = (
 def _current_folder() -> str:
     """The current folder; '' if it is gone."""
     try:
-        return os.getcwd()
+        return surroundings.working_folder()
     except OSError:
         return ""
 
@@ -53,7 +53,7 @@ class McpConfigurations:
         from runner.contracts.configurations import HostFile
         from runner.contracts.mcp.hosts.find import MOST_BYTES, MOST_VALUES, place_of
 
-        place = place_of(path, os.path.expanduser("~"), look.environment(os.environ))
+        place = place_of(path, os.path.expanduser("~"), look.environment(surroundings.variables()))
         if place is None:
             return HostFile("json") if os.path.basename(path) in FILE_NAMES else None
         larger = place.own and place.host.live
@@ -140,6 +140,11 @@ class McpConfigurations:
 
         return installed(plugin, environ)
 
+    def keeps_nothing(self, plugin: Plugin) -> bool:
+        from runner.contracts.mcp.sharing import keeps_nothing
+
+        return keeps_nothing(plugin)
+
     def places(self) -> HostPlaces:
         from runner.contracts.configurations import HostPlaces
         from runner.contracts.mcp.hosts import places as of
@@ -155,7 +160,9 @@ class McpContract(Contract):
     sign = "an mcpServers object"
     no_command_hint = 'give the server a command: "command": "./server"'
     configurations = McpConfigurations()
-    calls: Mapping[str, tuple[str, ...]] = dict.fromkeys(("tool", "prompt", "resource", "method"), ())
+    calls: Mapping[str, tuple[str, ...]] = dict.fromkeys(
+        ("tool", "prompt", "resource", "method"), ("traceparent", "tracestate")
+    )
     plain_entries = True
     lists = (
         Listing("tools", kind="tool"),
@@ -173,8 +180,8 @@ class McpContract(Contract):
         ContractVerb(
             "install",
             "runner.contracts.mcp.verb_install",
-            "fetch the packages of npx and uvx servers, or oci://… packages, once, and start them from a"
-            " store",
+            "fetch the packages of npx and uvx servers, images, or oci://… packages, once, and start them"
+            " from a store",
             "allow",
         ),
         ContractVerb(
@@ -204,7 +211,8 @@ class McpContract(Contract):
         return read(document, server=server, home=home)
 
     def launch_fault(self, plugin: Plugin) -> LaunchFault | None:
-        if plugin.entrypoint is None or not _may_launch(plugin):
+        image = plugin.spec.image
+        if plugin.entrypoint is None or (image is not None and image.starts_own) or not _may_launch(plugin):
             return None
         from runner.contracts.mcp.installed import store_fault
         from runner.contracts.mcp.launchers import FETCHES, launcher_fault
@@ -213,15 +221,21 @@ class McpContract(Contract):
         fault = launcher_fault(words, plugin.spec.network, (each.name for each in plugin.spec.env))
         if fault is None or fault.cause != FETCHES:
             return fault
-        return store_fault(words, look.environment(os.environ)) or fault
+        return store_fault(words, look.environment(surroundings.variables())) or fault
 
     def check_files(self, document: Document, plugin: Plugin | None) -> tuple[Diagnostic, ...]:
         if plugin is None:
             return ()
         from runner.contracts.mcp.manifest import check_files
 
-        plugin = self.configurations.installed(plugin, look.environment(os.environ))
-        return check_files(document, plugin, self.launch_fault(plugin))
+        environ = look.environment(surroundings.variables())
+        plugin = self.configurations.installed(plugin, environ)
+        fault = self.launch_fault(plugin)
+        if fault is None and plugin.spec.image is not None:
+            from runner.install.images import image_fault
+
+            fault = image_fault(plugin, environ)
+        return check_files(document, plugin, fault)
 
     def services(self, plugin: Plugin, allowance: Allowance) -> HostMethods:
         from runner.contracts.mcp import services

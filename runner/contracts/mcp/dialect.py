@@ -36,6 +36,7 @@ from runner.protocol.dialect import (
 )
 from runner.protocol.memory import STANDING, Share
 from runner.protocol.rpc_dialect import RpcDialect
+from runner.protocol.trace import read_trace
 from sandbox.document.diagnostic import quoted
 
 # Bytes. The protocol has no limit, and results carry images and files in base64: 16 MiB holds a file of 12
@@ -146,9 +147,17 @@ class McpDialect(RpcDialect):
             raise CallRefused(Violation("internal", early if agreed is None else twice, call=token))
         if stray := stray_context(call, CONTRACT.calls):
             raise CallRefused(Refusal(token, "-32602", stray, "invalid_context"))
+        if call.context and call.kind != "list" and read_trace(call.context) != call.context:
+            text = "traceparent or tracestate of the context is not as the W3C writes it"
+            raise CallRefused(Refusal(token, "-32602", text, "invalid_context"))
         if call.kind == "tool" and (unknown := self._catalogue.find_missing(token, call.name)) is not None:
             raise CallRefused(unknown)
         started = PendingCall(token, call, agreed, self._standing)
+        if call.context and call.kind != "list":
+            params = started.params or {}
+            given = params.get("_meta")
+            meta = {**(given if isinstance(given, dict) else {}), **call.context}
+            started.params = {**params, "_meta": meta}
         try:
             sent = self._make_request(started, started.params)
         except ValueError as error:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from runner.contracts.mcp.launchers import launch_of
+from runner.contracts.mcp.docker_run import container_of
+from runner.contracts.mcp.launchers import IMAGE_RUNNERS, launch_of, program_name
+from runner.install.images import with_image
 from runner.install.request import UnusableSpec
 from runner.install.roots import main_store_root, store_roots
 from runner.install.store import Store, StoreRefused
-from runner.plugin import LaunchFault, Plugin
-from sandbox.spec import STATE_DIR_TOKEN, EnvRequest, SandboxSpec
+from runner.plugin import LaunchFault, Plugin, Template
+from sandbox import look
+from sandbox.spec import STATE_DIR_TOKEN, EnvRequest, ImageRoot, Limits, Network, SandboxSpec
 
 REFUSED = "store_refused"
 
@@ -20,6 +23,8 @@ def installed(plugin: Plugin, environ: Mapping[str, str]) -> Plugin:
     entry = plugin.entrypoint
     if entry is None:
         return plugin
+    if program_name(entry.command) in IMAGE_RUNNERS:
+        return _in_image(plugin, (entry.command, *entry.args), environ)
     try:
         found = find_stored((entry.command, *entry.args), environ)
     except StoreRefused:
@@ -27,12 +32,52 @@ def installed(plugin: Plugin, environ: Mapping[str, str]) -> Plugin:
     if found is None:
         return plugin
     words, args, tree = found
+    if plugin.spec.image is not None:
+        words, image = _by_image(words, tree, plugin.spec.image)
+        plugin = plugin._replace(spec=plugin.spec._replace(image=image))
     stored = len(words) - 1
     launcher = (entry.command, *entry.args)[: 1 + len(entry.args) - len(args)]
     if not launcher:  # the command has a whole line, with the program's own arguments
         launcher, stored = (entry.command,), stored + len(args)
     new = entry._replace(command=words[0], args=(*words[1:], *args), launcher=launcher, stored_args=stored)
     return plugin._replace(entrypoint=new, spec=_with_state(plugin.spec, tree))
+
+
+def _by_image(words: tuple[str, ...], tree: str, image: ImageRoot) -> tuple[tuple[str, ...], ImageRoot]:
+    """The words with the image's interpreter in place of the host's, and the image with the packages."""
+    image = image._replace(package=tree)
+    if words[0] == f"{tree}/bin/python":
+        # The one of the version that the packages were fetched for: what is compiled in them fits no other.
+        [python, *_] = look.listdir(f"{tree}/lib")
+        image = image._replace(env=(("PYTHONPATH", f"{tree}/lib/{python}/site-packages"),))
+        words = (python, *words[1:])
+    return words, image
+
+
+def _in_image(plugin: Plugin, argv: Sequence[str], environ: Mapping[str, str]) -> Plugin:
+    """The plugin with the image of `docker run` as its root."""
+    try:
+        if launch_of(argv) is None or find_stored(argv, environ) is None:
+            return plugin
+        run = container_of(argv)
+    except (UnusableSpec, StoreRefused):
+        return plugin
+    spec, template = plugin.spec, plugin.template
+    if run.env_files:
+        base = template or Template("")
+        if base.env_file:
+            return plugin
+        template = base._replace(env_file=run.env_files[0])
+    limits = [getattr(run.limits, name) or getattr(spec.limits, name) for name in Limits._fields]
+    spec = spec._replace(
+        image=run.image,
+        paths=(*spec.paths, *run.paths),
+        env=run.variables(spec.env),
+        limits=Limits(*limits),
+        network=Network("none") if run.offline else spec.network,
+    )
+    # Its words are those of a container, which sees no folder that it is started in.
+    return with_image(plugin._replace(spec=spec, template=template, folder=""), environ)
 
 
 def _with_state(spec: SandboxSpec, tree: str) -> SandboxSpec:

@@ -12,6 +12,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
+from runner.contracts.mcp.docker_run import container_of
+from runner.install.image_reference import NOT_INSTALLED
 from runner.install.request import Request, UnusableSpec, npm_request, pypi_request
 from runner.plugin import LaunchFault
 from sandbox.spec import Network
@@ -26,6 +28,7 @@ _LONGEST_SHOWN = 200
 _LONGEST_SCRIPT = 8192
 _SHELLS = frozenset(("sh", "bash", "dash", "zsh", "ksh", "ash", "fish"))
 _WINDOWS_SHELLS = frozenset(("cmd", "powershell"))
+IMAGE_RUNNERS = ("docker", "podman")  # whose `run` is understood
 _CONTAINERS = {"docker": "docker", "podman": "podman", "nerdctl": "nerdctl"}
 _CONTAINER_VERBS = frozenset(("run", "exec", "start", "create", "compose", "container", "mcp"))
 _CONTAINER_VALUES = frozenset(("-H", "--host", "-c", "--context", "--connection", "--config", "-l", "--url"))
@@ -145,9 +148,9 @@ def launcher_fault(
     `variables`: the names of those that its entry sets.
     """
     found = _fault(tuple(argv), 0)
-    if found is None or found.cause != FETCHES:
+    if found is None or found.cause not in (FETCHES, NOT_INSTALLED):
         return found
-    if network is not None:
+    if network is not None and found.cause == FETCHES:
         asked = {host.rpartition(":")[0] for host in network.hosts}
         if network.mode == "host" or not asked.isdisjoint(_REGISTRIES):
             return None
@@ -186,6 +189,9 @@ def launch_of(argv: Sequence[str]) -> Launch | None:
     if not line:
         return None
     name = program_name(line[0])
+    if name in IMAGE_RUNNERS and _makes_container(line[1:]):
+        found_run = container_of(line)
+        return Launch(f"{name} run", found_run.request, found_run.image.args)
     line = _behind_interpreter(name, line[1:]) or (name, *line[1:])
     found = _fetcher(line) if line[0] in _MANAGERS else None
     if found is None:
@@ -366,8 +372,21 @@ def _is_shown(word: str) -> bool:
 # --- containers, and Windows --------------------------------------------------------------------------------
 
 
+def _makes_container(words: Sequence[str]) -> bool:
+    return tuple(words[:1]) == ("run",) or tuple(words[:2]) == ("container", "run")
+
+
 def _container(name: str, rest: Sequence[str]) -> LaunchFault | None:
     words = list(rest)
+    reason = ""
+    if name in IMAGE_RUNNERS and _makes_container(rest):
+        try:
+            request = container_of((name, *rest)).request
+            message = f"the image {request} of {name} run is not installed, and no launch fetches one"
+            hint = f"fetch it once: runner install {request.command[0]}; it starts in a cage then"
+            return LaunchFault(NOT_INSTALLED, message, hint)
+        except UnusableSpec as fault:
+            reason = f"; as an image in a cage it cannot start: it {fault}"
     while words and words[0].startswith("-"):
         if words.pop(0) in _CONTAINER_VALUES and words:
             words.pop(0)
@@ -377,7 +396,7 @@ def _container(name: str, rest: Sequence[str]) -> LaunchFault | None:
         why = "it makes namespaces, which no plugin may"
     else:
         why = f"it commands {name}'s daemon, whose socket would give the plugin all rights of root"
-    message = f"{name} {words[0]} starts a container already, and a cage cannot hold it: {why}"
+    message = f"{name} {words[0]} starts a container already, and a cage cannot hold it: {why}{reason}"
     hint = f"leave this entry as it is, without runner; or install the server without {name} and give the "
     return LaunchFault(CONTAINER, message, f"{hint}path of its program")
 

@@ -16,10 +16,12 @@ from runner.contracts.mcp.hosts.host import Host, HostServer
 from runner.contracts.mcp.hosts.site import Site, directory_of, site_of
 from runner.contracts.mcp.hosts.wrapping import plugin_env, plugin_env_file, run_name, split_wrapped
 from runner.contracts.mcp.named_paths import missing_program, named_paths
+from runner.install.image_reference import normal_reference
+from runner.install.request import UnusableSpec
 from runner.manifest import sandbox_request
 from runner.manifest.table import Item, Table
 from runner.plugin import Entrypoint, LaunchFault, Plugin, Template
-from sandbox import look
+from sandbox import look, surroundings
 from sandbox.cache import fingerprint
 from sandbox.document import model
 from sandbox.document.diagnostic import Diagnostic, nearest, quoted
@@ -34,6 +36,7 @@ from sandbox.spec import (
     STATE_DIR_TOKEN,
     Access,
     EnvRequest,
+    ImageRoot,
     KeyPath,
     Network,
     PathRequest,
@@ -124,7 +127,8 @@ def read(
     deciding = (*words.argv, *(item for name, item in words.env if steers(name)))
     rules = "" if host is None else host.rules
     files = argument_files(faults, deciding, rules, document.path, home, own=site.own)
-    spec = _spec(faults, entry.table("x-sandbox"), env, home)
+    sandbox = entry.table("x-sandbox")
+    spec, shared = _spec(faults, sandbox, env, home), sandbox.data.get("shared")
     state = sandbox_request.own_state((*words.argv, *(item for _, item in words.env)))
     if split_wrapped(chosen.argv) is not None:  # as its host's runner gives it, which has a --name
         state = (PathRequest(STATE_DIR_TOKEN, "write"),)
@@ -152,6 +156,7 @@ def read(
         template=_template(chosen, words, host, site, files, home),
         scope=chosen.scope,
         shown_folder=folder if is_shown else "",
+        details={} if shared is None else {"shared": shared is True},
     )
     return plugin, faults.diagnostics()
 
@@ -266,7 +271,7 @@ def check_files(document: Document, plugin: Plugin, fault: LaunchFault | None) -
     if fault is not None:
         return (document.diagnostic(keys, fault.cause, fault.message, fault.hint, "warning"),)
     entrypoint, template = plugin.entrypoint, plugin.template
-    if entrypoint is None:
+    if entrypoint is None or plugin.spec.image is not None:  # its program is in the image
         return ()
     rules, project = ("", "") if template is None else (template.rules, template.folder)
     env = [(each.name, each.value) for each in plugin.spec.env if each.value is not None]
@@ -301,7 +306,7 @@ def program_faults(document: Document, server: str | None) -> tuple[Diagnostic, 
     from runner.contracts.mcp.launchers import launcher_fault
 
     launched = (entrypoint.command, *entrypoint.args)
-    if is_stored(launched, look.environment(os.environ)):
+    if is_stored(launched, look.environment(surroundings.variables())):
         return ()
     if (fault := launcher_fault(launched, None, (each.name for each in env))) is not None:
         keys = chosen.command_keys
@@ -401,7 +406,19 @@ def _spec(faults: Faults, sandbox: Table, env: list[EnvRequest], home: str) -> S
         limits=limits,
         where=where,
         staged=sandbox.data.get("staged") is True,
+        image=_image(faults, sandbox),
     )
+
+
+def _image(faults: Faults, sandbox: Table) -> ImageRoot | None:
+    asked = sandbox.string("image")
+    if asked is None:
+        return None
+    try:
+        return ImageRoot(normal_reference(asked), sandbox.at("image"))
+    except UnusableSpec as fault:
+        faults.error(sandbox.at("image"), "image_reference", f"it {fault}")
+        return None
 
 
 def _path_requests(faults: Faults, sandbox: Table, access: Access, home: str) -> list[PathRequest]:

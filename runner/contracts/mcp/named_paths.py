@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Sequence
 
 from runner.contracts.mcp.hosts.expand import OURS, expand_home, references, with_folders
+from sandbox import surroundings
 from sandbox.paths.denied_paths import lexical_hit
 from sandbox.paths.mounts import contains
 from sandbox.paths.program import program_fault
@@ -67,7 +68,7 @@ def missing_program(
     word = expand_home(with_folders(command, rules, project, home), home)
     if not word or any(ours in word for ours in OURS) or next(references(word, rules), None):
         return "", ""
-    search_path = dict(env).get("PATH") or os.environ.get("PATH", "")
+    search_path = dict(env).get("PATH") or surroundings.variables().get("PATH", "")
     if next(references(search_path, rules), None):
         return "", ""
     fault = program_fault(word, directory=directory, search_path=search_path)

@@ -66,6 +66,13 @@ class XSandboxTable(_Table):
     staged: bool | None = Field(
         default=None, description="Keep what it writes apart, until runner apply takes it."
     )
+    image: str | None = Field(
+        default=None, description="An image in place of this machine's files: python:3.13, ghcr.io/acme/x:1."
+    )
+    shared: bool | None = Field(
+        default=None,
+        description="It keeps nothing for one client: clients of one gateway may share its process.",
+    )
 
 
 class ServerTable(_Table):

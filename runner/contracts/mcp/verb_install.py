@@ -12,6 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from runner.cli.shared.install_image import (
+    fetch_and_tell,
+    install_image,
+    is_image,
+    registry_of,
+    update_image,
+)
 from runner.cli.shared.install_reference import install_reference, is_reference, update_reference
 from runner.cli.shared.install_terminal import ProgressBar, confirm, has_terminal
 from runner.cli.shared.registry import (
@@ -21,7 +28,6 @@ from runner.cli.shared.registry import (
     status_of,
 )
 from runner.cli.shared.text import print_diagnostics, say
-from runner.contracts.configurations import PLUGIN_PREFIX
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.speed.value import NamedTuple
@@ -49,9 +55,12 @@ program, without the network."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = _ABOUT.format(help=parser.description)
-    parser.usage = f"{parser.prog} [options] FILE | oci://HOST/NAME:TAG | -- COMMAND [ARGS]"
+    parser.usage = f"{parser.prog} [options] FILE | docker://IMAGE | oci://HOST/NAME:TAG | -- COMMAND [ARGS]"
     parser.add_argument(
-        "file", nargs="?", metavar="FILE", help="a host's configuration, or oci://HOST/NAME:TAG"
+        "file",
+        nargs="?",
+        metavar="FILE",
+        help="a host's configuration, docker://IMAGE as docker and podman name it, or oci://HOST/NAME:TAG",
     )
     parser.add_argument(
         "--server",
@@ -93,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Wanted(NamedTuple):
-    """A server that a launcher starts."""
+    """What a server needs: the packages or the image of its launcher, or the image of its `x-sandbox`."""
 
     server: str  # its name; empty: the command line is the person's own
     request: Request
@@ -122,16 +131,21 @@ def _act(args: argparse.Namespace) -> int:
         return _update(_named(stores, args.update), args)
     if is_reference(args.file):
         return install_reference(args, Store(main_store_root(os.environ)), args.file)
+    if is_image(args.file):
+        from runner.install.image_reference import image_request
+
+        return install_image(args, Store(main_store_root(os.environ)), image_request(args.file))
     return _install(Store(main_store_root(os.environ)), _wanted(args), args)
 
 
 def _told(act: Callable[[], int]) -> int:
     """Do something, and say what is wrong if it fails."""
     from runner.contracts.mcp.wrap.config_file import FileRefused
+    from runner.install.content import BadContent
     from runner.install.fetch import InstallFailed
     from runner.install.registry import RegistryFault
     from runner.install.request import UnusableSpec
-    from runner.install.store import BadContent, StoreRefused
+    from runner.install.store import StoreRefused
     from runner.package.fault import PackageFault
 
     try:
@@ -169,14 +183,15 @@ def _usage_fault(args: argparse.Namespace) -> str:
         return "--list, --update, --remove and --verify take no configuration and no command"
     if not any(actions) and subjects != 1:
         return "name a configuration, or write a command behind --, as in runner install -- npx -y PACKAGE"
-    if args.server and (not args.file or is_reference(args.file)):
+    is_named = is_reference(args.file) or is_image(args.file)
+    if args.server and (not args.file or is_named):
         return "--server goes with a configuration"
     if args.scripts and args.update is None and any(actions):
         return "--scripts goes with an installation or --update"
     if args.downgrade and args.update is None:
         return "--downgrade goes with --update"
-    if any(given for _, given in given_options(args)) and args.update is None and not is_reference(args.file):
-        return "--ca, --plain-http and --allow-host go with oci://… and with --update"
+    if any(given for _, given in given_options(args)) and args.update is None and not is_named:
+        return "--ca, --plain-http and --allow-host go with docker://…, oci://… and --update"
     for limit in ("deadline", "disk"):
         try:
             parse_limit(limit, getattr(args, limit))
@@ -194,20 +209,19 @@ def _wanted(args: argparse.Namespace) -> list[Wanted]:
         if launch is None:
             raise ValueError(
                 f"{args.arguments[0]} is no launcher that fetches packages: npx, npm exec, pnpm dlx, bunx,"
-                " uvx, uv tool run, uv run --with and pipx run are known"
+                " uvx, uv tool run, uv run --with, pipx run, docker run and podman run are known"
             )
         return [Wanted("", launch.request)]
     return _wanted_of(args.file, args.server)
 
 
 def _wanted_of(file: str, names: Sequence[str]) -> list[Wanted]:
-    """The servers of a configuration that a launcher starts. Says which cannot be installed. Raises
+    """What the servers of a configuration need: packages and images. Says which cannot be installed. Raises
     ValueError for one of `names`, and DocumentError."""
     from runner.contracts.mcp.hosts.wrapping import split_wrapped
-    from runner.contracts.mcp.launchers import launch_of, require_no_registry
     from runner.contracts.mcp.wrap.config_file import open_config
-    from runner.contracts.mcp.wrap.configuration import read_configuration, table_names
-    from runner.contracts.mcp.wrap.steps import chosen
+    from runner.contracts.mcp.wrap.configuration import read_configuration
+    from runner.contracts.mcp.wrap.steps import chosen, requests_of
     from runner.install.request import UnusableSpec
 
     with open_config(file) as opened:
@@ -218,21 +232,16 @@ def _wanted_of(file: str, names: Sequence[str]) -> list[Wanted]:
         inner = split_wrapped(server.argv)
         argv = server.argv if inner is None else inner.argv
         try:
-            launch = None if server.remote or not argv else launch_of(argv)
-            if launch is not None:
-                names_set = table_names(config, server)  # those of a wrapped entry begin otherwise
-                require_no_registry(name.removeprefix(PLUGIN_PREFIX) for name in names_set)
+            requests = requests_of(config, server, argv)
         except UnusableSpec as fault:
             if names:
                 raise ValueError(f"{server.label} {fault}") from None
             say(f"  {printable(server.label)}: is left out: it {printable(str(fault))}", sys.stdout)
             continue
-        if launch is not None:
-            found.append(Wanted(server.label, launch.request))
-        elif names:
-            raise ValueError(
-                f"{server.label} is started by no launcher that fetches packages: there is nothing to install"
-            )
+        found += [Wanted(server.label, request) for request in requests]
+        if names and not requests:
+            told = "is started by no launcher that fetches packages, and names no image"
+            raise ValueError(f"{server.label} {told}: there is nothing to install")
     return found
 
 
@@ -270,7 +279,9 @@ def _install(store: Store, wanted: Sequence[Wanted], args: argparse.Namespace) -
             say(f"{_label(each)} is installed already; --update fetches newer versions", sys.stdout)
     if not wanted:
         say(
-            "There is nothing to install: no launcher that fetches packages starts a server here.", sys.stdout
+            "There is nothing to install: no launcher that fetches packages starts a server here, and none"
+            " names an image.",
+            sys.stdout,
         )
     if not todo:
         return EXIT["ok"]
@@ -292,20 +303,25 @@ def _has(store: Store, request: Request, *, scripts: bool) -> bool:
     return lock is not None and lock.ran_scripts
 
 
-def _tell_sources(wanted: Sequence[Wanted]) -> Mapping[Request, Registries]:
-    """Where the packages come from, told to the person. One whose registries are not known is left out, and
-    does not keep the others from being installed."""
+def _tell_sources(wanted: Sequence[Wanted]) -> Mapping[Request, Registries | None]:
+    """Where the packages come from, told to the person; of an image it says so itself. One whose registries
+    are not known is left out, and does not keep the others from being installed."""
     from runner.install.fetch import InstallFailed
     from runner.install.registry import RegistryFault
 
-    sources: dict[Request, Registries] = {}
+    sources: dict[Request, Registries | None] = {}
     for each in wanted:
+        if each.request.registry == "image":
+            say(f"{_label(each)} will be fetched from {registry_of(each.request)}", sys.stdout)
+            sources[each.request] = None
+            continue
         try:
-            sources |= _sources([each.request], sources)
+            found = _sources([each.request], sources)
         except (InstallFailed, RegistryFault) as fault:
             _fail(f"{_label(each)}: {fault}")
             continue
-        places = (*sources[each.request].hosts, *sources[each.request].folders)
+        sources |= found
+        places = (*found[each.request].hosts, *found[each.request].folders)
         say(f"{_label(each)} will be fetched from {', '.join(places)}", sys.stdout)
     return sources
 
@@ -313,17 +329,22 @@ def _tell_sources(wanted: Sequence[Wanted]) -> Mapping[Request, Registries]:
 def _install_all(
     store: Store,
     wanted: Sequence[Wanted],
-    sources: Mapping[Request, Registries],
+    sources: Mapping[Request, Registries | None],
     *,
     scripts: bool = False,
     limits: FetchLimits | None = None,
 ) -> int:
     """Install each. One that fails does not keep the others from being installed."""
+    from runner.install.content import BadContent
     from runner.install.fetch import USUAL_LIMITS, InstallFailed, fetch_place, fetching
-    from runner.install.store import BadContent
 
     status = EXIT["ok"] if all(each.request in sources for each in wanted) else _FAILED
-    wanted = [each for each in wanted if each.request in sources]
+    for each in wanted:
+        if each.request in sources and each.request.registry == "image":
+            status = max(status, _told(partial(_install_image, store, each, (limits or USUAL_LIMITS).disk)))
+    wanted = [each for each in wanted if sources.get(each.request) is not None]
+    if not wanted:
+        return status
     with store.changing(lambda text: say(text, sys.stdout)), fetch_place(store, os.environ) as place:
         for number, each in enumerate(wanted, 1):
             if _has(store, each.request, scripts=scripts):  # by another installation, meanwhile
@@ -335,7 +356,7 @@ def _install_all(
                     store,
                     place,
                     each.request,
-                    sources[each.request],
+                    _require(sources[each.request]),
                     os.environ,
                     scripts=scripts,
                     limits=limits or USUAL_LIMITS,
@@ -362,13 +383,29 @@ def _install_all(
     return status
 
 
+def _install_image(store: Store, wanted: Wanted, disk: str) -> int:
+    """Raises PackageFault."""
+    if store.find(wanted.request) is None:
+        fetch_and_tell(store, wanted.request, None, disk)
+    return EXIT["ok"]
+
+
+def _require(found: Registries | None) -> Registries:
+    assert found is not None  # of a package, which these are
+    return found
+
+
 def _sources(
-    requests: Sequence[Request], before: Mapping[Request, Registries] | None = None
+    requests: Sequence[Request], before: Mapping[Request, Registries | None] | None = None
 ) -> dict[Request, Registries]:
     """`before`: what is known already. Raises InstallFailed and RegistryFault."""
     from runner.install.fetch import registries_of
 
-    known = {(request.registry, request.python): found for request, found in (before or {}).items()}
+    known = {
+        (request.registry, request.python): found
+        for request, found in (before or {}).items()
+        if found is not None
+    }
     found: dict[Request, Registries] = {}
     for request in requests:
         key = request.registry, request.python
@@ -395,7 +432,7 @@ def _list(stores: Sequence[Store], *, as_json: bool) -> int:
         sys.stdout.write(json.dumps({"schema": SCHEMA, "installed": rows}, indent=2) + "\n")
         return EXIT["ok"]
     for store, each in found:
-        marks = () if each.request.registry == "oci" else ("--",)
+        marks = () if each.request.registry in ("oci", "image") else ("--",)
         mend = shlex.join(("runner", "install", *marks, *each.request.command))
         gone = "" if store.has(each.set_name) else f"; its files are gone: {mend}"
         say(f"{printable(str(each.request))}: {_versions(each)}{gone}", sys.stdout)
@@ -445,17 +482,19 @@ def _remove(named: Mapping[Store, Sequence[Installed]]) -> int:
 
 def _update(named: Mapping[Store, Sequence[Installed]], args: argparse.Namespace) -> int:
     """Fetch again, show which versions change, and ask before the new ones count."""
+    from runner.install.content import BadContent
     from runner.install.fetch import FetchLimits, InstallFailed, fetch_place, fetching
-    from runner.install.store import BadContent
+    from runner.install.request import REFERENCES
 
     status = EXIT["ok"]
     limits = FetchLimits(args.deadline, args.disk)
     for store, installed in named.items():
         chosen = [each for each in installed if each.request.unpinned or args.update]
         for each in chosen:
-            if each.request.registry == "oci":
-                status = max(status, _told(partial(update_reference, args, store, each.request)))
-        old = [each for each in chosen if each.request.registry != "oci"]
+            update = {"oci": update_reference, "image": update_image}.get(each.request.registry)
+            if update is not None:
+                status = max(status, _told(partial(update, args, store, each.request)))
+        old = [each for each in chosen if each.request.registry not in REFERENCES]
         if not old:
             continue
         sources = _sources([each.request for each in old])

@@ -53,6 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="put one entry, which starts runner gateway, in the place of all; with --undo: put them back",
     )
+    parser.add_argument(
+        "--shared",
+        action="store_true",
+        help="with --gateway: the entry is a thin client of one process that serves all your hosts",
+    )
     parser.add_argument("--undo", action="store_true", help="put the servers' own commands back")
     parser.add_argument("--dry-run", action="store_true", help="show the change, and do not make it")
     parser.add_argument(
@@ -61,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--install",
         action="store_true",
-        help="fetch the packages of npx and uvx servers first, as runner install does",
+        help="fetch packages of npx and uvx servers, and images, first, as runner install does",
     )
     parser.add_argument(
         "--find",
@@ -95,10 +100,12 @@ def run(args: argparse.Namespace) -> int:
 def _usage_fault(args: argparse.Namespace) -> str:
     if args.find and (args.undo or args.dry_run or args.yes or args.server or args.install or args.gateway):
         return "--find only lists; leave --server, --undo, --dry-run, --install, --gateway and --yes out"
+    if args.shared and (not args.gateway or args.undo):
+        return "--shared goes with --gateway, and not with --undo, which takes back either"
     if args.gateway and args.undo and args.server:
         return "--gateway --undo puts all entries back; leave --server out"
     if args.install and (args.undo or args.dry_run):
-        return "--install fetches packages; leave --undo and --dry-run out"
+        return "--install fetches packages and images; leave --undo and --dry-run out"
     if args.json and not args.find:
         return "--json goes with --find"
     if not args.find and not args.file:
@@ -183,7 +190,10 @@ def _move_to_gateway(args: argparse.Namespace) -> int:
     def planned(raw: bytes, *, as_fetched: bool = args.dry_run) -> tuple[Configuration, gateway.GatewayPlan]:
         config = read_configuration(file.path, raw, file.given)
         servers = chosen(config, args.server)
-        return config, gateway.plan_gateway(config, servers, program, file.given, as_fetched=as_fetched)
+        plan = gateway.plan_gateway(
+            config, servers, program, file.given, as_fetched=as_fetched, shared=args.shared
+        )
+        return config, plan
 
     with open_config(args.file) as file:
         config, plan = planned(file.read()[0], as_fetched=True)  # before anything is fetched
@@ -370,13 +380,11 @@ def _offer_install(args: argparse.Namespace, steps: tuple[Step, ...]) -> int | N
     status, or None if the configuration shall stay as it is. What could not be fetched is not wrapped."""
     from runner.contracts.mcp import verb_install
 
-    wanted = [
-        verb_install.Wanted(step.server.label, step.fetches) for step in steps if step.fetches is not None
-    ]
+    wanted = [verb_install.Wanted(step.server.label, request) for step in steps for request in step.fetches]
     if not wanted or args.dry_run:
         return EXIT["ok"]
     if args.yes and not args.install:
-        say("Packages that are not installed are not fetched: add --install to do that first.", sys.stdout)
+        say("What is not installed is not fetched: add --install to do that first.", sys.stdout)
         return EXIT["ok"]
     return verb_install.offer(wanted, yes=args.yes, required=args.install)
 
@@ -432,11 +440,11 @@ def _tell(
                 text = "gets its own command back"
             case _:
                 text = f"stays as it is: it {printable(step.reason)}"
-        if step.fetches is not None and step.does != "leave":
-            text += f"; {step.fetches} is fetched before that"
+        if step.fetches and step.does != "leave":
+            text += f"; {step.fetched} {'is' if len(step.fetches) == 1 else 'are'} fetched before that"
         missing: tuple[str, ...] = ()
         if step.does in ("wrap", "rewrap"):
-            missing = _words_of(config, step.server).missing(fetched=step.fetches is not None)
+            missing = _words_of(config, step.server).missing(fetched=bool(step.fetches))
         say("; ".join((f"  {name}: {text}", *step.notes, *missing)), sys.stdout)
 
 
@@ -449,6 +457,7 @@ class _EntryWords(NamedTuple):
     rules: str
     project: str  # empty: only the host knows which project is open
     home: str
+    image: str  # of its `x-sandbox`: its program is in it
 
     def named(self) -> tuple[NamedPath, ...]:
         from runner.contracts.mcp.named_paths import named_paths
@@ -464,6 +473,8 @@ class _EntryWords(NamedTuple):
         from runner.contracts.mcp.installed import is_stored
         from runner.contracts.mcp.named_paths import missing_program
 
+        if self.image:
+            return ()
         told, hint = missing_program(
             self.argv[0],
             self.env,
@@ -481,6 +492,7 @@ class _EntryWords(NamedTuple):
 def _words_of(config: Configuration, server: HostServer) -> _EntryWords:
     from runner.contracts.mcp.hosts.site import directory_of, site_of
     from runner.contracts.mcp.hosts.wrapping import plugin_env, split_wrapped
+    from runner.contracts.mcp.wrap.configuration import image_of
 
     old, home = split_wrapped(server.argv), os.path.expanduser("~")
     rules = "" if config.host is None else config.host.rules
@@ -492,6 +504,7 @@ def _words_of(config: Configuration, server: HostServer) -> _EntryWords:
         rules,
         site.project,
         home,
+        image_of(config, server),
     )
 
 
@@ -529,6 +542,9 @@ def _tell_next(
                 f"Next: {label} names {printable(what)}; without a yes it has none of your files:", sys.stdout
             )
             _put(f"  {printable(join((*command, *chain(*options))))}")
+        elif words.image:
+            say(f"Next: {label} names an image, which it gets only with your yes:", sys.stdout)
+            _put(f"  {printable(join(command))}")
         if not words.project and any("${workspaceFolder}" in word for word in words.argv):
             say(f"Next: {label} names ${{workspaceFolder}}; in the folder of each project:", sys.stdout)
             _put(f"  {printable(join((*command, '--read', '.')))}")

@@ -55,6 +55,7 @@ def advise(
         *_unresolved(scene, answered, ITS_ANSWER),
         *_refuses_given(scene, clues, _ITS_STDERR),
         *_refuses_given(scene, answered, ITS_ANSWER),
+        *_users(scene, clues),
         *_limits(scene, clues),
         *_closed_ports(scene, {_ITS_STDERR: clues, ITS_ANSWER: answered}),
         # Before those of stderr, which may name the same: these are shown for a call that failed, too.
@@ -77,6 +78,14 @@ def _select(found: tuple[Advice, ...]) -> tuple[Advice, ...]:
         (first if counts[each.kind] <= _MOST_OF_A_KIND else rest).append(each)
     taken = {*first[:MOST_SHOWN], *rest[: max(0, MOST_SHOWN - len(first))]}
     return tuple(each for each in found if each in taken)
+
+
+def _users(scene: Scene, clues: Clues) -> Iterator[Advice]:
+    if scene.image and clues.other_user:
+        what = f"{_ITS_STDERR} says that it could not become another user, or give files to one"
+        why = f"in its cage {scene.image} has one uid"
+        helps = "start it as that user at once: --user USER, or docker run -u USER in an entry"
+        yield Advice("user", f"{what}: {why}; {helps}")
 
 
 # --- limits -------------------------------------------------------------------------------------------------

@@ -81,6 +81,13 @@ _EXHAUSTED = {
     ),
 }
 
+# What entry points of images say that change their user, or the owners of files. The kernel calls an id that
+# has no mapping an invalid argument.
+_OTHER_USER = re.compile(
+    r"\b(?:gosu|failed switching to|su-exec|setpriv|runuser|s6-\w+|su:|chown|set(?:res)?[ug]id|setgroups)"
+    r"(?!\w).{0,300}(?:[Oo]peration not permitted|[Ii]nvalid argument)"
+)
+
 _NAME = re.compile(r"\b[A-Z][A-Z0-9_]{2,63}\b")
 _ABOUT_A_VARIABLE = re.compile(
     r"\benv(?:ironment)?\b|\bnot set\b|\bunset\b|\bmissing\b|\brequired?\b|\bundefined\b|KeyError|\bmust\b"
@@ -114,6 +121,7 @@ class Clues(NamedTuple):
     given: str = ""  # an address that a name has in the cage alone, and that is not public for the plugin
     exhausted: tuple[str, ...] = ()  # limits that some line may be about
     closed: tuple[int, ...] = ()  # ports of its own loopback that refused a connection
+    other_user: bool = False  # it could not become another user, or give files away
 
 
 def read_clues(stderr: str) -> Clues:
@@ -142,6 +150,7 @@ def read_clues(stderr: str) -> Clues:
         next((found[0] for line in lines if (found := _GIVEN.search(line)) and _NOT_PUBLIC.search(line)), ""),
         tuple(name for name, said in _EXHAUSTED.items() if any(map(said.search, lines))),
         tuple(port for port in closed if 0 < port < 65536 and port != _DNS)[:_MOST_CLUES],
+        any(map(_OTHER_USER.search, lines)),
     )
 
 

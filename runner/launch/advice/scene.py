@@ -70,6 +70,7 @@ class Scene(NamedTuple):
     # The command that allows a plugin more; empty: the options of its own command line do.
     allow: tuple[str, ...] = ()
     process_limits: tuple[ProcessLimit, ...] = ()
+    image: str = ""  # that is its root
 
 
 # Every class that can occur in one.
@@ -125,6 +126,7 @@ def scene_of(planned: Planned, environ: Mapping[str, str], hosts: tuple[RefusedH
             for name in ("memory", "pids")
             if name in planned.limits.fallbacks
         ),
+        image=plan.image,
     )
 
 

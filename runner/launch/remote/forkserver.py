@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NoReturn
 from runner.launch.remote.descriptors import receive_descriptors, send_descriptors
 from runner.launch.remote.messages import LaunchDescriptors, LaunchOrder
 from runner.launch.stages import Invocation
-from sandbox import CODE_ROOT, facts
+from sandbox import CODE_ROOT, facts, surroundings
 from sandbox.cell.contents import Contents
 from sandbox.files import write_all
 from sandbox.speed.codec import encode
@@ -423,6 +423,6 @@ def _absolute(cwd: str | None) -> str:
     if cwd is not None:
         return os.path.abspath(cwd)
     try:
-        return os.getcwd()
+        return surroundings.working_folder()
     except FileNotFoundError:  # the directory was removed: no relative path can be meant
         return "/"

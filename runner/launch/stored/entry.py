@@ -18,6 +18,7 @@ import sys
 
 from runner import __version__
 from sandbox import CODE_ROOT, cache
+from sandbox.facts import HOST_VARIABLE
 from sandbox.speed.typed import TYPE_CHECKING, Any
 from sandbox.speed.value import NamedTuple
 
@@ -67,11 +68,26 @@ class LaunchRequest(NamedTuple):
     arguments: Sequence[str]  # for the plugin: behind `--`
     environ: Mapping[str, str]
     name: str | None  # of the file; None: no plan is stored for such a caller
+    # Of an entry that `runner wrap` wrote: the variables that its host gave, which the runner has dropped.
+    host: Mapping[str, str] | None = None
+
+    @property
+    def variables(self) -> Mapping[str, str]:
+        """All, by the names that facts have for them."""
+        if self.host is None:
+            return self.environ
+        return {**self.environ, **{HOST_VARIABLE + name: value for name, value in self.host.items()}}
 
 
-def request_of(words: Sequence[str], arguments: Sequence[str], environ: Mapping[str, str]) -> LaunchRequest:
+def request_of(
+    words: Sequence[str],
+    arguments: Sequence[str],
+    environ: Mapping[str, str],
+    host: Mapping[str, str] | None = None,
+) -> LaunchRequest:
     """Call it before other imports: they may change sys.path, which is part of the name."""
-    return LaunchRequest(words, arguments, environ, _name(words, arguments, environ))
+    asked = (*words, *(() if host is None else (repr(sorted(host)),)))
+    return LaunchRequest(words, arguments, environ, _name(asked, arguments, environ), host)
 
 
 def _name(words: Sequence[str], arguments: Sequence[str], environ: Mapping[str, str]) -> str | None:
@@ -120,12 +136,12 @@ def read(raw: bytes) -> PlanEntry | None:
 
 def fillings(blanks: Sequence[tuple[str, str]], request: LaunchRequest) -> tuple[str, ...]:
     """Returns the text of this launch for each blank."""
-    texts = []
+    texts, variables = [], request.variables
     for kind, name in blanks:
         if kind == TEXT:
             texts.append(name)
         else:
-            texts.append(request.environ[name] if kind == "variable" else request.arguments[int(name)])
+            texts.append(variables[name] if kind == "variable" else request.arguments[int(name)])
     return tuple(texts)
 
 

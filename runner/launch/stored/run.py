@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runner.launch.carry_out import LaunchHost, plan_steps
 from runner.launch.sources import Sources
-from runner.launch.stages import Planned, Provision, Stopwatch, started_of
+from runner.launch.stages import JudgedWrites, Planned, Provision, Stopwatch, started_of, with_host
 from runner.launch.stored.entry import UNIT, LaunchRequest, LazyValue, PlanEntry, fillings, forget, read, say
 from runner.launch.wait import drive
 from runner.outcome import Failure
@@ -34,7 +34,7 @@ def find(request: LaunchRequest) -> PlanEntry | None:
                 say("the stored plan does not hold: it is for another kind of systemd unit")
         if entry is None:
             return None
-        changed = Facts(*entry.facts).changed(request.environ)
+        changed = Facts(*entry.facts).changed(request.variables)
     except Exception as error:  # noqa: BLE001 -- whatever is wrong with it, the launch can be decided anew
         say(f"the stored plan cannot be read: {error!r}")
         forget(request)
@@ -54,17 +54,17 @@ def planned_of(entry: PlanEntry, request: LaunchRequest) -> Planned:
         from runner.launch.stages import planned_classes
 
         fields = codec.from_plain(entry.plan, planned_classes(), filled)
-    decided: Any = LazyValue(lambda: _decided(entry.rest, filled))
+    decided: Any = LazyValue(lambda: _decided(entry.rest, filled, request))
     return Planned(decided, *fields)
 
 
-def _decided(rest: bytes, filled: Sequence[str]) -> Decided:
+def _decided(rest: bytes, filled: Sequence[str], request: LaunchRequest) -> Decided:
     import marshal
 
     from runner.launch.stages import planned_classes
 
     decided: Decided = codec.from_plain(marshal.loads(rest), planned_classes(), filled)
-    return decided
+    return decided if request.host is None else with_host(decided, request.host)
 
 
 def _plan_classes(plain: Any) -> tuple[type[tuple[Any, ...]], ...]:
@@ -76,22 +76,39 @@ def _plan_classes(plain: Any) -> tuple[type[tuple[Any, ...]], ...]:
     from sandbox.plan.layers import Layer, Layers
     from sandbox.spec import Limits, Note
 
+    fields = plan.LaunchPlan._fields
+    written: tuple[type[tuple[Any, ...]], ...] = ()
+    if plain[1 + Planned._fields[1:].index("provision")][1 + Provision._fields.index("judged")] is not None:
+        load("write")
+        from sandbox.paths.denied_places import DeniedPlaces
+        from sandbox.paths.guarded import GuardedName
+
+        written = JudgedWrites, DeniedPlaces, GuardedName, plan.Guard
+    owned: tuple[type[tuple[Any, ...]], ...] = ()
+    if plain[1][1 + fields.index("owners")] is not None:
+        load("owners")
+        from sandbox.plan.owners import Decision, Ownership
+
+        owned = Decision, Ownership, plan.Idmapped
     egress: tuple[type[tuple[Any, ...]], ...] = ()
-    if plain[1][1 + plan.LaunchPlan._fields.index("egress")] is not None:
-        from sandbox.network.credentials import BrokerPlan, Credential
+    if plain[1][1 + fields.index("egress")] is not None:
+        load("hosts")
+        from sandbox.network.credentials import BrokerPlan, CertifiedHosts, Credential
         from sandbox.network.egress import EgressLimits, EgressPlan
 
-        egress = EgressLimits, EgressPlan, BrokerPlan, Credential
+        egress = EgressLimits, EgressPlan, BrokerPlan, Credential, CertifiedHosts
     ssh: tuple[type[tuple[Any, ...]], ...] = ()
-    if plain[1][1 + plan.LaunchPlan._fields.index("ssh")] is not None:
+    if plain[1][1 + fields.index("ssh")] is not None:
         from sandbox.network.ssh import SshHost, SshPlan
 
         ssh = SshHost, SshPlan, plan.AgentFolder
     return (
+        *written,
+        *owned,
         *egress,
         *ssh,
         *(Provision, AssignedLimits, AssignedLimit, Shares, Site, Hierarchy, Layer, Layers),
-        *(plan.LaunchPlan, plan.ShownPath, FileIdentity, Limits, Note),
+        *(plan.LaunchPlan, plan.ShownPath, plan.Overlay, FileIdentity, Limits, Note),
         *(plan.Bind, plan.Tmpfs, plan.Text, plan.Symlink, plan.Mask, plan.Proc, plan.Dev, plan.ReadOnly),
     )
 
@@ -119,7 +136,7 @@ def _carry_out(entry: PlanEntry, request: LaunchRequest, began: float, host: Lau
     watch = Stopwatch()
     planned = planned_of(entry, request)
     plan = planned.plan
-    if planned.provision.unsandboxed or plan.owners or plan.guards or plan.idmapped or plan.memory_files:
+    if planned.provision.unsandboxed or plan.memory_files or plan.staged:
         raise ValueError("such a plan is never stored")
     if not plan.layers.session_keyring:  # whether one can be joined is tried, and is no fact
         from sandbox.spawn.spawner import can_join_keyring
@@ -132,7 +149,9 @@ def _carry_out(entry: PlanEntry, request: LaunchRequest, began: float, host: Lau
     if plan.egress is not None and plan.egress.broker is not None:
         from runner.launch.hidden import with_hidden
 
-        contents = with_hidden(None, plan.egress.broker, request.environ)
+        # As `plan_steps` does, without reading the decision: no literal value has the name of a credential.
+        given = request.environ if request.host is None else request.host
+        contents = with_hidden(None, plan.egress.broker, given, {}, request.environ)
     with Sources() as sources:
         sources.hold_known(planned)
         return drive(plan_steps(planned, request.environ, began, host, sources, watch, contents))

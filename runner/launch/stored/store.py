@@ -6,18 +6,19 @@ import marshal
 import os
 import sys
 
-from runner.launch.stages import has_start_notes
+from runner.launch.stages import has_start_notes, with_host
 from runner.launch.stored.entry import FORMAT, Blank, LaunchRequest, PlanEntry, say
 from runner.launch.stored.unit import BLANKS, Unit, facts_without_unit, marks, unit_of_plan, without_unit
 from sandbox import CODE_ROOT, cache
-from sandbox.facts import Facts
+from sandbox.facts import HOST_VARIABLE, Facts
 from sandbox.look import AskedFacts
-from sandbox.spec import LITERAL
+from sandbox.spec import LITERAL, PLUGIN_DIR_TOKEN, STATE_DIR_TOKEN
 from sandbox.speed import codec
 from sandbox.speed.typed import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from runner.launch.stages import Planned
+    from sandbox.speed.typed import Iterator, Sequence
 
 # Variables whose values are no secrets. They occur in paths.
 _PUBLIC = frozenset(
@@ -46,9 +47,9 @@ class PlanWriter:
     """Holds the plan of a launch and the facts it rests on, and stores both once the plugin runs."""
 
     planned: Planned | None = None
-    asked: AskedFacts | None = None
 
     def __init__(self, request: LaunchRequest) -> None:
+        self.asked = AskedFacts()
         self._request = request
         self._raw: bytes | None = None
         self._is_prepared = False
@@ -56,7 +57,7 @@ class PlanWriter:
     def prepare(self) -> None:
         """Everything but the write. Called before the start: while the plugin runs, its limits are watched,
         and how long this takes depends on the plugin's folders."""
-        assert self.planned is not None and self.asked is not None
+        assert self.planned is not None
         self._is_prepared = True
         try:
             self._raw = plan_bytes(self.planned, self.asked, self._request)
@@ -100,7 +101,7 @@ def plan_bytes(planned: Planned, asked: AskedFacts, request: LaunchRequest) -> b
         raw = encode_plan(planned, asked, request)
     except TypeError as refused:
         raise NotStored(str(refused)) from None
-    if why := asked.storing_fault():
+    if why := asked.storing_fault(looks_again=True):
         raise NotStored(why)
     if len(raw) > _MOST_BYTES:
         raise NotStored(f"it rests on too much: it would have {len(raw)} bytes")
@@ -114,14 +115,24 @@ def _require_storable(planned: Planned) -> None:
         raise NotStored("the plugin runs without a cage")
     if decided.signed is not None or decided.copy:
         raise NotStored("its package is copied and checked at each launch")
-    if plan.owners is not None or plan.guards or plan.idmapped:
-        raise NotStored("it writes to folders of the host, which are looked at each time")
+    if plan.owners is not None and (plan.owners.identity() or plan.owners.maps_state):
+        raise NotStored("what it writes belongs to a uid that is reserved for it, or to an account")
+    if plan.staged:
+        raise NotStored("what it writes is kept apart, in a new place each time")
     if plan.memory_files:
         raise NotStored("it gets secrets, or files that exist only in memory")
     broker = None if plan.egress is None else plan.egress.broker
-    if broker is not None and any(each.source == LITERAL for each in broker.credentials):
-        raise NotStored("a credential that the plugin does not get is in its manifest")
-    if planned.invocation.overrides.env or planned.invocation.config:
+    if broker is not None:
+        from runner.launch.hidden import literal_values
+
+        literal = literal_values(planned)
+        if any(each.source == LITERAL or each.name in literal for each in broker.credentials):
+            raise NotStored("a credential that the plugin does not get is in its manifest")
+    command = planned.invocation.command
+    # Those of an entry are in the variables that its host gave.
+    typed = () if command is None or command.host_environ is not None else command.spec.env
+    given = (each for each in typed if each.value is not None)
+    if planned.invocation.overrides.env or planned.invocation.config or any(given):
         raise NotStored("the command line holds values that may be secret")
 
 
@@ -140,13 +151,20 @@ def encode_plan(planned: Planned, asked: AskedFacts, request: LaunchRequest) -> 
 def _encode(planned: Planned, asked: AskedFacts, request: LaunchRequest, unit: Unit | None) -> bytes:
     blanks: list[tuple[str, str]] = []
     numbers: dict[str, int] = {}
+    variables = request.variables
+    if request.host is not None:
+        planned = planned._replace(decided=with_host(planned.decided, {}))
     for number, word in enumerate(request.arguments):
-        _add(Blank("word", str(number)), word, blanks, numbers)
+        if not _is_name(word):
+            _add(Blank("word", str(number)), word, blanks, numbers)
     for name in asked.facts.variables:
-        value = request.environ.get(name)
-        if value and may_be_secret(name):
+        value = variables.get(name)
+        if value and may_be_secret(name) and not _is_name(value):
             _add(Blank("variable", name), value, blanks, numbers)
-    secrets = [text for text in numbers if len(text) >= SHORTEST_SECRET]
+    _require_no_value_of_words(planned, request.arguments)
+    values = {value for word in request.arguments for value in _values(word) if not _is_name(value)}
+    parts = {part for text in {*numbers, *values} for part in _parts(text)}
+    secrets = [part for part in parts if len(part) >= SHORTEST_SECRET]
     _require_public_paths(asked.facts, secrets)
     facts = asked.facts
     if unit is not None:
@@ -157,8 +175,18 @@ def _encode(planned: Planned, asked: AskedFacts, request: LaunchRequest, unit: U
     decided = _with_blanks(codec.as_plain(planned.decided), numbers, secrets)
     plan = _with_blanks(codec.as_plain(tuple(planned)[1:]), numbers, secrets)
     rest = marshal.dumps(decided, codec.MARSHAL_FORMAT)
-    entry = PlanEntry(FORMAT, tuple(facts), tuple(blanks), has_start_notes(planned), plan, rest)
+    entry = PlanEntry(FORMAT, tuple(facts), tuple(blanks), _tells(planned), plan, rest)
     return marshal.dumps(tuple(entry), codec.MARSHAL_FORMAT)
+
+
+def _tells(planned: Planned) -> bool:
+    """Whether the operator reads something before the plugin starts."""
+    if not has_start_notes(planned):
+        return False
+    from runner.launch.report import notes
+
+    # Those of the decision may be kept for `runner advice` at each start.
+    return bool(planned.decided.notes) or any(note.urgent for note in notes(planned))
 
 
 def _require_public_paths(facts: Facts, secrets: list[str]) -> None:
@@ -171,6 +199,33 @@ def _require_public_paths(facts: Facts, secrets: list[str]) -> None:
         for secret in secrets:
             if secret in path or (len(name) >= _SHORTEST_NAME and name in secret):
                 raise NotStored("the value of a variable, or an argument, is part of a path")
+
+
+def _values(word: str) -> tuple[str, str]:
+    """What an argument has behind = and behind the next one: --token=VALUE, --env=NAME=VALUE."""
+    _, _, first = word.partition("=")
+    return first, first.partition("=")[2]
+
+
+def _parts(text: str) -> Iterator[str]:
+    """What other texts may have of it: all, also quoted for a shell, and what is around a folder that is
+    filled in."""
+    yield text
+    yield text.replace("'", "'\"'\"'")
+    for part in text.split(STATE_DIR_TOKEN):
+        yield from part.split(PLUGIN_DIR_TOKEN)
+
+
+def _require_no_value_of_words(planned: Planned, arguments: Sequence[str]) -> None:
+    """Refuse a variable whose value is in a word: `docker run -e NAME=VALUE`. Raises NotStored."""
+    for each in planned.plugin.spec.env:
+        if each.value and any(word.endswith(f"={each.value}") for word in arguments):
+            raise NotStored("the value of a variable is in an argument")
+
+
+def _is_name(text: str) -> bool:
+    """Whether it is the path of something that exists: its name is on the disk anyway."""
+    return text.startswith("/") and "\0" not in text and os.path.lexists(text)
 
 
 def _add(blank: Blank, text: str, blanks: list[tuple[str, str]], numbers: dict[str, int]) -> None:
@@ -208,4 +263,4 @@ def note_code(asked: AskedFacts) -> None:
 
 def may_be_secret(name: str) -> bool:
     """Whether the value of this variable is never stored or shown."""
-    return name not in _PUBLIC
+    return name.removeprefix(HOST_VARIABLE) not in _PUBLIC

@@ -17,6 +17,7 @@ import trio
 
 from runner.protocol.https.failure import FetchFailed
 from runner.protocol.https.request import (
+    Headers,
     HttpsRequest,
     Target,
     check_request,
@@ -25,6 +26,7 @@ from runner.protocol.https.request import (
     write_request,
 )
 from runner.protocol.https.response import HttpsResponse, ResponseReader, find_location
+from sandbox import surroundings
 from sandbox.network import addresses
 from sandbox.network.hosts import read_address
 from sandbox.network.rules import HostRule, judge
@@ -33,6 +35,7 @@ MOST_BODY_BYTES = 12 << 20  # of an answer, and of a request
 FETCH_SECONDS = 30.0  # for everything, redirects included
 CONNECT_SECONDS = 5.0  # for one of several addresses
 MOST_REDIRECTS = 5
+OK = 200
 # A server can make the reader work most for the fewest bytes by tiny chunks: 16 KiB of them take some 25 ms.
 _RECEIVE_BYTES = 16 << 10
 # Lookups at a time. A lookup cannot be ended; its thread is left behind, and must not use up those of others.
@@ -43,6 +46,8 @@ Resolve = Callable[[str], Awaitable[Sequence[str]]]
 Connect = Callable[[str, int], Awaitable[trio.abc.Stream]]
 Vet = Callable[[str], str]
 Ask = Callable[[HttpsRequest, Target], Awaitable[HttpsResponse]]
+# Called with the headers and all of the body so far, whenever more of it has come.
+OnPart = Callable[[Headers, bytearray], None]
 
 
 async def resolve_name(name: str) -> Sequence[str]:
@@ -80,6 +85,7 @@ async def fetch(
     connect: Connect = connect_tcp,
     vet: Vet = addresses.vet,
     tls: ssl.SSLContext | None = None,
+    on_part: OnPart | None = None,
 ) -> HttpsResponse:
     """The answer of a server, whatever its status. Raises FetchFailed.
 
@@ -88,10 +94,10 @@ async def fetch(
     """
 
     async def ask(wanted: HttpsRequest, target: Target) -> HttpsResponse:
-        context = await trio.to_thread.run_sync(_shared_tls) if tls is None else tls
+        context = tls or await _own_tls()
         stream = await _open(target, context, resolve, connect, vet)
         try:
-            reader = await _exchange(stream, wanted, target, most_bytes)
+            reader = await _exchange(stream, wanted, target, most_bytes, on_part)
         finally:
             # The server is not waited for.
             await trio.aclose_forcefully(stream)
@@ -189,7 +195,11 @@ def _tls_message(target: Target, error: trio.BrokenResourceError) -> str:
 
 
 async def _exchange(
-    stream: trio.SSLStream[trio.abc.Stream], request: HttpsRequest, target: Target, most_bytes: int
+    stream: trio.SSLStream[trio.abc.Stream],
+    request: HttpsRequest,
+    target: Target,
+    most_bytes: int,
+    on_part: OnPart | None,
 ) -> ResponseReader:
     """Send the request and read the answer at the same time: a server may answer before it read all."""
     connection, head = write_request(request, target)
@@ -200,6 +210,8 @@ async def _exchange(
         try:
             while not reader.complete:
                 reader.feed(await stream.receive_some(_RECEIVE_BYTES))
+                if on_part is not None and reader.status == OK:
+                    on_part(reader.headers, reader.body)
         except trio.BrokenResourceError:
             # Also if the connection ends without the end of TLS: an attacker may have cut the answer.
             message = f"the connection to {target.origin} broke before the answer was complete"
@@ -220,9 +232,23 @@ async def _send(stream: trio.SSLStream[trio.abc.Stream], head: bytes, body: byte
         pass  # reading fails too then, or finds an answer that the server sent early
 
 
-def make_tls() -> ssl.SSLContext:
+async def _own_tls() -> ssl.SSLContext:
+    """With the authorities that the variables name, if they do: of a client that is served, its own. OpenSSL
+    would read those of this process. Raises FetchFailed."""
+    environ, usual = surroundings.variables(), ssl.get_default_verify_paths()
+    file, folder = environ.get("SSL_CERT_FILE") or None, environ.get("SSL_CERT_DIR") or None
+    if file or folder:
+        file, folder = file or usual.cafile, folder or usual.capath
+    try:
+        return await trio.to_thread.run_sync(_shared_tls, file, folder)
+    except OSError as error:
+        message = f"the authorities of SSL_CERT_FILE cannot be read: {error.strerror or error}"
+        raise FetchFailed("unreachable", message) from None
+
+
+def make_tls(file: str | None = None, folder: str | None = None) -> ssl.SSLContext:
     """Certificates are checked by this machine's authorities. Reading those takes some milliseconds."""
-    context = ssl.create_default_context()
+    context = ssl.create_default_context(cafile=file, capath=folder)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     # Python takes a connection that was cut for one that ended. An answer may end with its connection.
     context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
@@ -230,4 +256,4 @@ def make_tls() -> ssl.SSLContext:
     return context
 
 
-_shared_tls = functools.cache(make_tls)
+_shared_tls = functools.lru_cache(16)(make_tls)

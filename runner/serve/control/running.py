@@ -41,11 +41,12 @@ from runner.serve.control.delegation import BindingApiGateway
 from runner.serve.control.discovery import effective
 from runner.serve.control.packages import plugin_at
 from runner.serve.control.records import record_row
-from runner.serve.control.settings import ControlSettings, OrgApiGateway
+from runner.serve.control.settings import ControlSettings, OrgApiGateway, OrgSettings
 from runner.serve.desk import off_loop_if_large
 from runner.serve.refusal import Refused
 from runner.session.account import CallAccount, open_account
 from runner.session.prepared import GIVEN_UP
+from sandbox.network.credentials import hidden_name
 
 PREFIX = BINDING  # of a binding's name in the ledger; a Spec's has a number behind it
 INACTIVE = "binding.inactive"
@@ -64,6 +65,7 @@ class LiveBinding(NamedTuple):
     package: PackageRow
     plugin: Plugin
     secrets: Secrets  # by slot
+    hide: tuple[str, ...]  # SLOT@HOST of those that it uses and does not get
     inactive: str  # reason why nobody may call it, or ''
 
     @property
@@ -77,7 +79,7 @@ class LiveBinding(NamedTuple):
     @property
     def process_key(self) -> tuple[Any, ...]:
         """A binding with another one needs other processes."""
-        return self.row.record, self.package.folder, self.package.digest, self.secrets
+        return self.row.record, self.package.folder, self.package.digest, self.secrets, self.hide
 
 
 class _Loaded(NamedTuple):
@@ -158,6 +160,7 @@ class RunningBindings:
             package,
             plugin,
             await self._secrets_of(row, settings),
+            _hide_of(row, org),
             package.unavailable or inactive,
         )
 
@@ -216,6 +219,7 @@ class RunningBindings:
                     environ=self._environ,
                     services=Services(gateway=self._api_gateway_of(bound.row)),
                     secrets=bound.secrets,
+                    hide=bound.hide,
                     options=bound.options,
                     numbers={"idle": _IDLE_SECONDS},
                 )
@@ -420,6 +424,18 @@ class BindingCall:
 
     async def abandon(self) -> None:
         await self.record(CallEnd(GIVEN_UP, began=time.time()))
+
+
+def _hide_of(row: BindingRow, org: OrgSettings | None) -> tuple[str, ...]:
+    """The org's hidden secrets, by the slots that they are in."""
+    wanted: Mapping[str, str | None] = json.loads(row.record).get("secrets", {})
+    return tuple(
+        slot + hiding.removeprefix(name)
+        for hiding in (() if org is None else org.hide)
+        for name in (hidden_name(hiding),)
+        for slot, uri in wanted.items()
+        if uri == f"secret://{row.org}/{name}"
+    )
 
 
 def _looks(folder: str) -> str:

@@ -11,6 +11,7 @@
     [orgs.acme]
     tokens = ["@acme.token"]            # several while one is replaced; 32 characters or more
     secrets = {api_key = "@acme.key"}   # secret://acme/api_key; or env:NAME
+    hide = ["api_key@api.example.com"]  # used there, and never in the cage
     gateway_url = "https://api.example.com"               # of exports that act through the org's gateway
     gateway_token_command = ["/usr/local/bin/delegate"]   # makes a token for each call: delegation.py
     gateway_token_lifetime = "15m"      # the longest; default: until the call's deadline and grace are over
@@ -38,6 +39,7 @@ from sandbox.document.diagnostic import Diagnostic, DocumentError, quoted
 from sandbox.document.faults import Faults
 from sandbox.document.model import Wording, WrongValue, check
 from sandbox.document.operator_table import EXPECTED, Kind, OperatorTable, Texts
+from sandbox.network.credentials import hidden_name, read_hidings
 from sandbox.policy.load import trust_fault
 from sandbox.units import parse_limit
 
@@ -68,6 +70,7 @@ class OrgApiGateway(NamedTuple):
 class OrgSettings(NamedTuple):
     tokens: tuple[bytes, ...] = ()  # the SHA-256 of each: a traceback must not show one
     secrets: Secrets = Secrets()  # by name
+    hide: tuple[str, ...] = ()  # NAME@HOST of secrets that plugins use and do not get
     gateway: OrgApiGateway | None = None
 
 
@@ -200,6 +203,13 @@ def _command(command: tuple[str, ...]) -> tuple[str, ...]:
     return command
 
 
+def _hidings(words: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        return read_hidings(words, "hide:")
+    except ValueError as error:
+        raise WrongValue(str(error), whole=True) from None
+
+
 def _lifetime(value: object) -> float:
     try:
         return float(parse_limit("call", value)) if value else 0.0
@@ -219,6 +229,7 @@ class _OrgTable(OperatorTable):
         Field(max_length=_MOST_SECRETS),
         AfterValidator(Secrets),  # which shows none of them
     ] = Field(default_factory=Secrets)
+    hide: Annotated[Texts, AfterValidator(_hidings)] = ()
     gateway_url: Annotated[str, AfterValidator(_url)] = ""
     gateway_token_command: Annotated[Texts, Field(max_length=_MOST_WORDS), AfterValidator(_command)] = ()
     gateway_token_lifetime: Annotated[float, Kind(_lifetime, {})] = 0.0
@@ -231,9 +242,17 @@ class _OrgTable(OperatorTable):
                 raise WrongValue(f"{given[0]} is there without {key}", keys=(given[0],), whole=True)
         return self
 
+    @model_validator(mode="after")
+    def _hides_its_own(self) -> Self:
+        for each in map(hidden_name, self.hide):
+            if each not in self.secrets:
+                raise WrongValue(f"{quoted(each)} is none of the secrets", keys=("hide",), whole=True)
+        return self
+
     def settings(self) -> OrgSettings:
         gateway = OrgApiGateway(self.gateway_url, self.gateway_token_command, self.gateway_token_lifetime)
-        return OrgSettings(self.tokens, Secrets(self.secrets), gateway if self.gateway_url else None)
+        given = gateway if self.gateway_url else None
+        return OrgSettings(self.tokens, Secrets(self.secrets), self.hide, given)
 
 
 def _distinct(orgs: dict[str, _OrgTable]) -> dict[str, _OrgTable]:

@@ -122,6 +122,8 @@ class Inside:
             task = asyncio.ensure_future(worker.run(ready.set))
             waiting = asyncio.ensure_future(ready.wait())
             await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                waiting.cancel()
             assert ready.is_set(), task.result()
             try:
                 yield worker

@@ -55,7 +55,7 @@ def test_the_page_of_a_fleet(
             # Nobody knows how it is. What was known before is not shown as if it were so now.
             page.until("#cards", "Nobody tells what workers, quarantines and dead letters there are")
             page.until("#memory", "not known")
-            assert page.run(WELL) and cards(page) == 1 and "59" not in page.text("#cards")
+            assert page.run(WELL) and cards(page) == 1 and "59 calls" not in page.text("#cards")
 
 
 def check_all_is_well(page: Page) -> None:

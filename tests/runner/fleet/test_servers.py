@@ -165,6 +165,31 @@ def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         inside(small.url, lambda it: act(it, small))
 
 
+def test_a_server_that_was_started_again_has_no_list_of_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was in memory. Workers say so until an operator makes it again."""
+    monkeypatch.setattr(names, "BEAT_SECONDS", 0.1)
+    missing = "no stream KV_runner_workers; make it with runner ctl init"
+
+    async def act(it: Inside, bus: Bus) -> None:
+        plain = shelf()
+        async with it.worker(plain, "there"):
+            bus.kill()
+            bus.start()
+            await it.until(lambda: any(missing in line for line in it.said))
+            with pytest.raises(NoFleet, match=missing):  # at once
+                async with it.worker(plain, "late"):
+                    pass
+            await asyncio.to_thread(bus.make)
+            await it.until(lambda: any("list of workers again" in line for line in it.said))
+            assert [each["worker"] for each in await it.client.workers()] == ["there"]
+            assert (await it.client.call(plain.plugin, new_call("plain", "read"))).status == 200
+
+    with bus_in(tmp_path / "bus") as alone:
+        inside(alone.url, lambda it: act(it, alone))
+
+
 async def shown(client: FleetClient) -> bool:
     """As `runner ps --fleet` shows it."""
     rows = (await operate.overview(client))["workers"]

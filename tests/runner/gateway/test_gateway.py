@@ -29,6 +29,7 @@ from tests.runner.gateway.entries import (
     put_servers,
     text,
 )
+from tests.runner.gateway.test_shared import hub_of
 from tests.runner.serve.served import serving
 from tests.runner.serve.shelf import put_example
 from tests.runner.session.test_real_peers import policy
@@ -161,6 +162,18 @@ class Heard:
 @pytest.mark.trio
 async def test_questions_and_progress_pass_through(runner_as: Caller, shelf: Path, mode: str) -> None:
     """Servers of both eras behind a client of each."""
+    await check_passing(runner_as, shelf, mode)
+
+
+@pytest.mark.fresh
+@pytest.mark.trio
+async def test_questions_and_progress_pass_through_a_hub(runner_as: Caller, shelf: Path) -> None:
+    with hub_of(runner_as, shelf) as hub:
+        for mode in MODES:
+            await check_passing(runner_as, shelf, mode, "--via", str(hub.path))
+
+
+async def check_passing(runner_as: Caller, shelf: Path, mode: str, *through: str) -> None:
     folder, heard = shelf / "plugins", Heard()
     put_servers(folder, {"new": (bare(folder), "modern"), "old": (bare(folder), "legacy")})
     chosen = policy(shelf, "sampling/createMessage")
@@ -171,7 +184,7 @@ async def test_questions_and_progress_pass_through(runner_as: Caller, shelf: Pat
         "logging_callback": heard.log,
         "message_handler": heard.message,
     }
-    async with on_stdio(runner_as, folder, "--policy", str(chosen), **client_options) as client:
+    async with on_stdio(runner_as, folder, "--policy", str(chosen), *through, **client_options) as client:
         assert {"new__echo", "old__echo", "old__add"} <= set(await names(client))
         assert [each.name for each in (await client.list_prompts()).prompts] == ["new__greet", "old__greet"]
         resources = [each.uri for each in (await client.list_resources()).resources]

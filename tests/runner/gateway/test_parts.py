@@ -41,6 +41,7 @@ from runner.protocol.calls import CallRequest
 from runner.protocol.dialect import Notice
 from runner.serve.desk import CallAnswer
 from runner.serve.mounted import CannotMount, DaemonParts, Mounted
+from runner.serve.pending import Confirmation, PendingConfirmations
 from runner.serve.refusal import Refused
 from sandbox.document.diagnostic import DocumentError
 from tests.conftest import ROOT
@@ -120,6 +121,11 @@ def test_settings(tmp_path: Path) -> None:
     assert other.meant_by("a__x") == ""  # the old name is gone
     path.write_text('[plugins.a]\nfolder = "p/a"\n[plugins.b]\nfolder = "/b"\n')
     assert read_settings(str(path)).folders == {"a": f"{tmp_path}/p/a", "b": "/b"}
+    path.write_text('[clients.a]\npolicy = "p/a.toml"\n[clients.b]\npolicy = "strict"\n')
+    assert [read_settings(str(path)).client(name).policy for name in "ab"] == [
+        f"{tmp_path}/p/a.toml",
+        "strict",
+    ]
     path.write_text('[plugins.a]\nlimits = {call = "30s"}\nhide = ["T@a.b"]\n')
     wanted = {"limits": {"call": "30s"}, "staged": False, "hide": ("T@a.b",)}
     assert read_settings(str(path)).plugins == {"a": wanted}
@@ -461,13 +467,16 @@ async def test_a_call_that_the_audit_cannot_hold(tmp_path: Path) -> None:
     )
 
 
-def http_gateway(nursery: trio.Nursery, home: Path) -> HttpGateway:
+def http_gateway(
+    nursery: trio.Nursery, home: Path, pending: PendingConfirmations | None = None
+) -> HttpGateway:
     """The application at the door of a daemon without plugins."""
     _, no_news = trio.open_memory_channel[Any](0)
     parts: Any = SimpleNamespace(
         desk=None,
         roster=SimpleNamespace(sources=list),
         supervisor=SimpleNamespace(subscribe=lambda: no_news),
+        pending=pending or PendingConfirmations(),
         ledger=None,
     )
     return open_gateway(GatewaySettings(), {"HOME": str(home)})(parts, nursery, lambda text: None)
@@ -714,10 +723,25 @@ async def test_without_the_extra_the_door_says_which(monkeypatch: pytest.MonkeyP
     assert caught.value.remedy == install_command("gateway")
     said: list[str] = []
     mounted = Mounted(mount, said.append)
-    mounted.parts = DaemonParts(None, None, None, None)  # type: ignore[arg-type]
+    mounted.parts = DaemonParts(None, None, None, None, None)  # type: ignore[arg-type]
     with pytest.raises(Refused, match="is missing") as refused:
         await mounted({"type": "http", "path": "/mcp"}, None, None)  # type: ignore[arg-type]
     # Where it is installed is for those who run the daemon.
     told = str(refused.value.document())
     assert refused.value.status == 501 and "the daemon's stderr has the command" in told
     assert said[0].endswith(caught.value.remedy) and str(ROOT) not in told
+
+
+@pytest.mark.trio
+async def test_the_page_shows_what_waits(nursery: trio.Nursery, tmp_path: Path) -> None:
+    pending = PendingConfirmations()
+    gateway = http_gateway(nursery, tmp_path, pending)
+    pending.note(Confirmation("host", "", "git", "example.com:443", (), "runner allow x --net example.com"))
+    nursery.start_soon(pending.ask, Confirmation("call", "token", "git", "git__push", ("a: 1", "b: 2")), 60.0)
+    await trio.testing.wait_all_tasks_blocked()
+    numbers = [row["id"] for row in pending.list()]
+    assert [tuple(row.values()) for row in gateway.questions()] == [
+        ("git", "example.com:443", "it was refused", f"runner ctl approve {numbers[0]}"),
+        ("git", "git__push", "token waits for your yes: a: 1; b: 2", f"runner ctl approve {numbers[1]}"),
+    ]
+    nursery.cancel_scope.cancel()

@@ -24,8 +24,9 @@ from mcp.server.transport_security import TransportSecuritySettings
 from runner.approvals.tools import ToolRecord
 from runner.exceptions import PluginFailure
 from runner.gateway.catalogue import Catalogue
+from runner.gateway.listed_hosts import Ask
 from runner.gateway.questions import ClientQuestions, ClientRequest
-from runner.gateway.remote import Ask, RemoteSource
+from runner.gateway.remote import RemoteSource
 from runner.gateway.server import ClientGateway
 from runner.gateway.settings import ClientSettings, RemoteSettings
 from runner.protocol.calls import CallRequest
@@ -49,7 +50,7 @@ class Wire:
         self.seen: list[HttpsRequest] = []
         self.forget_session = False
 
-    async def ask(self, request: HttpsRequest) -> HttpsResponse:
+    async def ask(self, request: HttpsRequest, *_: Any) -> HttpsResponse:
         self.seen.append(request)
         if dict(request.headers).get("Authorization") != f"Bearer {TOKEN}":
             return HttpsResponse(401, (), b"", request.url)
@@ -107,7 +108,13 @@ async def test_a_remote_server(tmp_path: Path) -> None:
             assert [each["uri"] for each in lists["resources"]] == ["issue://one"]
             made = await remote.make(call("tool", "close", {"number": 7}))
             assert made.is_ok and remote.result("close", made.value)["content"][0]["text"] == "closed 7"
+            traced = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "tracestate": "me=1"}
+            assert (await remote.make(call("tool", "close", {"number": 7})._replace(trace=traced))).is_ok
+            asked = wire.seen[-1]
+            assert json.loads(asked.body or b"")["params"]["_meta"] == traced
+            assert traced.items() <= dict(asked.headers).items()
             made = await remote.make(call("tool", "close", {"number": -1}))
+            assert "traceparent" not in dict(wire.seen[-1].headers)
             assert not made.is_ok and made.error["cause"] == "isError" and made.data["isError"] is True
             made = await remote.make(call("prompt", "triage", {"area": "doors"}))
             assert made.value["messages"][0]["content"]["text"] == "Sort the issues of doors."
@@ -122,7 +129,7 @@ async def test_a_remote_server(tmp_path: Path) -> None:
             token.write_text("another-token\n")
             with pytest.raises(PluginFailure, match="refuses the token") as caught:
                 await remote.lists()
-            assert "OAuth" in caught.value.outcome.hint
+            assert caught.value.outcome.hint == "check its token_file or token_command"
             token.write_text(TOKEN + "\n")
 
 
@@ -152,7 +159,7 @@ async def test_hosts_and_tokens_that_are_refused(tmp_path: Path) -> None:
 async def test_no_token_follows_a_redirect_elsewhere() -> None:
     asked: list[str] = []
 
-    async def ask(request: HttpsRequest) -> HttpsResponse:
+    async def ask(request: HttpsRequest, *_: Any) -> HttpsResponse:
         async def one(wanted: HttpsRequest, target: Target) -> HttpsResponse:
             asked.append(target.origin)
             location = (("Location", "https://evil.example/mcp"),)
@@ -176,13 +183,13 @@ async def test_answers_that_are_none() -> None:
     }
     for body, message in bodies.items():
 
-        async def ask(request: HttpsRequest, body: bytes = body) -> HttpsResponse:
+        async def ask(request: HttpsRequest, *_: Any, body: bytes = body) -> HttpsResponse:
             return HttpsResponse(200, (("Content-Type", "application/json"),), body, request.url)
 
         with pytest.raises(PluginFailure, match=message):
             await RemoteSource(RemoteSettings("x", URL), RULE, ask).lists()
 
-    async def refuse(request: HttpsRequest) -> HttpsResponse:
+    async def refuse(request: HttpsRequest, *_: Any) -> HttpsResponse:
         asked = json.loads(request.body or b"")
         greeting = {"result": {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}}}
         refusal = {"error": {"code": -32000, "message": "not\x1b[2J today"}}
@@ -202,7 +209,7 @@ def hostile(answers: Mapping[str, Any]) -> Ask:
         "tools/call": {"content": [{"type": "text", "text": "done"}]},
     }
 
-    async def ask(request: HttpsRequest) -> HttpsResponse:
+    async def ask(request: HttpsRequest, *_: Any) -> HttpsResponse:
         asked = json.loads(request.body or b"")
         result = {**usual, **answers}.get(asked["method"])
         kind = "application/json" if not isinstance(result, bytes) else "text/event-stream"
@@ -291,7 +298,7 @@ async def test_what_a_server_sizes_is_bounded(monkeypatch: pytest.MonkeyPatch) -
     # Calls that a client made and did not wait for.
     waiting, usual = trio.Event(), hostile({})
 
-    async def slow(request: HttpsRequest) -> HttpsResponse:
+    async def slow(request: HttpsRequest, *_: Any) -> HttpsResponse:
         if b"tools/call" in (request.body or b""):
             await waiting.wait()
         return await usual(request)
@@ -316,9 +323,143 @@ async def test_a_server_that_never_ends_its_list(autojump_clock: trio.testing.Mo
     page = {"tools": [], "nextCursor": "more"}
     usual = hostile({"tools/list": page})
 
-    async def slow(request: HttpsRequest) -> HttpsResponse:
+    async def slow(request: HttpsRequest, *_: Any) -> HttpsResponse:
         await trio.sleep(59)
         return await usual(request)
 
     with pytest.raises(PluginFailure, match="more than 120 s"):
         await RemoteSource(RemoteSettings("x", URL), RULE, slow).lists()
+
+
+def event(message: Mapping[str, Any], end: str = "\n\n") -> bytes:
+    return f"event: message\ndata: {json.dumps({'jsonrpc': '2.0', **message})}{end}".encode()
+
+
+@pytest.mark.trio
+async def test_what_comes_before_an_answer_is_bounded() -> None:
+    """In pieces of every size; and from a server that says as much as it likes."""
+    progress = {"method": "notifications/progress", "params": {"progress": 1, "total": 2}}
+    question = {"method": "elicitation/create", "id": "q", "params": {"message": "?", "requestedSchema": {}}}
+    answer = {"id": 2, "result": {"content": []}}
+    usual, replies, heard = hostile({}), list[Any](), list[Any]()
+    body, size = b"", 1
+
+    async def ask(request: HttpsRequest, on_part: Any = None) -> HttpsResponse:
+        asked = json.loads(request.body or b"{}")
+        if "method" not in asked:
+            replies.append(asked)
+            return HttpsResponse(202, (), b"", request.url)
+        if asked["method"] != "tools/call":
+            return await usual(request)
+        headers, came = (("Content-Type", "text/event-stream"),), bytearray()
+        for begin in range(0, len(body), size):
+            came += body[begin : begin + size]
+            on_part(headers, came)
+        await trio.testing.wait_all_tasks_blocked()
+        return HttpsResponse(200, headers, bytes(came), request.url)
+
+    async def made() -> CallAnswer:
+        remote = RemoteSource(RemoteSettings("x", URL), RULE, ask)
+        return await remote.make(call("tool", "t")._replace(on_progress=heard.append))
+
+    for end in ("\n\n", "\r\n\r\n", "\r\r"):
+        for size in (1, 7, 10_000):
+            replies.clear()
+            heard.clear()
+            body = event(progress, end) + event(question, end) + event(progress, end) + event(answer)
+            assert (await made()).is_ok
+            assert heard == [{"progress": 1, "total": 2}] * 2, (end, size)
+            refused = {"code": -32601, "message": "this client does not answer elicitation/create"}
+            assert replies == [{"jsonrpc": "2.0", "id": "q", "error": refused}]
+    size = 1 << 20
+    for body, count in (
+        (event(progress) * 3000, 2000),
+        (event({**progress, "params": {"progress": 1, "message": "x" * (64 << 10)}}), 0),
+        (b'data: {"method"\n\n' * 10, 0),
+        (event({"method": 7, "id": {}}) + event({"method": "x", "id": True}), 0),
+    ):
+        heard.clear()
+        body += event(answer)
+        answered = await made()
+        assert len(heard) == count
+        assert answered.is_ok or "not JSON" in answered.error["message"]
+    replies.clear()
+    body = event(question) * 100 + event(answer)
+    assert (await made()).is_ok and len(replies) == 8
+
+
+@pytest.mark.trio
+async def test_a_server_that_ends_its_stream_and_goes_on(autojump_clock: trio.testing.MockClock) -> None:
+    """It is asked for the rest by the id of its last event, after the time that it says."""
+    usual = hostile({})
+    stream = (("Content-Type", "text/event-stream"),)
+    progress = event({"method": "notifications/progress", "params": {"progress": 1}})
+    answer = event({"id": 2, "result": {"content": []}})
+    other = event({"id": 3, "result": {"content": []}})
+    parts: list[bytes] = []
+    asked_for: list[tuple[str, float]] = []
+    heard: list[Any] = []
+
+    async def ask(request: HttpsRequest, on_part: Any = None) -> HttpsResponse:
+        if request.method == "GET":
+            asked_for.append((dict(request.headers)["Last-Event-ID"], trio.current_time()))
+        elif b'"tools/call"' not in (request.body or b""):
+            return await usual(request)
+        if not parts:
+            return HttpsResponse(405, (), b"", request.url)
+        body, ends = bytearray(parts[0].rstrip(b"+")), not parts.pop(0).endswith(b"+")
+        on_part(stream, body)
+        if not ends:
+            await trio.sleep_forever()
+        return HttpsResponse(200, stream, bytes(body), request.url)
+
+    async def made(*given: bytes) -> tuple[CallAnswer, list[tuple[str, float]]]:
+        parts[:], asked_for[:], heard[:] = given, (), ()
+        began = trio.current_time()
+        remote = RemoteSource(RemoteSettings("x", URL), RULE, ask)
+        found = await remote.make(call("tool", "t")._replace(on_progress=heard.append))
+        return found, [(number, when - began) for number, when in asked_for]
+
+    found, asked = await made(
+        b"id: a1\nretry: 500\ndata: \n\n", progress + b"id: a2\ndata: \n\n", answer + b"+"
+    )
+    assert found.is_ok and asked == [("a1", 0.5), ("a2", 1.5)] and heard == [{"progress": 1}]
+    found, asked = await made(b"id: a1\ndata: \n\n", other + answer)
+    assert found.is_ok and len(asked) == 1
+    for given, times in (
+        ((b"data: \n\n",), 0),  # nothing to go on from
+        ((b"id: \x1b[2J\ndata: \n\n",), 0),
+        ((b"id: a1\ndata: \n\n",), 1),  # it does not do this
+        ((b"id: a1\ndata: \n\n" + other,), 0),
+        ((b"id: a1\nretry: 0\ndata: \n\n",) * 50, 20),
+    ):
+        found, asked = await made(*given)
+        assert found.error["code"] == "malformed_response" and len(asked) == times, given
+    assert asked[-1][1] == pytest.approx(2.0)  # not faster than it may
+    found, asked = await made(b"id: a1\nretry: 9999999\ndata: \n\n", answer)
+    assert found.error["code"] == "timeout" and not asked
+
+
+@pytest.mark.trio
+async def test_a_call_has_an_end(autojump_clock: trio.testing.MockClock) -> None:
+    """Progress makes it longer, up to 15 minutes. Then the server is told that nobody waits."""
+    usual, told = hostile({}), list[str]()
+    progress = {"method": "notifications/progress", "params": {"progress": 1}}
+
+    async def ask(request: HttpsRequest, on_part: Any = None) -> HttpsResponse:
+        asked = json.loads(request.body or b"{}")
+        told.append(asked["method"])
+        if asked["method"] == "tools/call":
+            came = bytearray()
+            while True:
+                await trio.sleep(50)
+                came += event(progress)
+                on_part((("Content-Type", "text/event-stream"),), came)
+        return await usual(request)
+
+    remote, began = RemoteSource(RemoteSettings("x", URL), RULE, ask), trio.current_time()
+    for on_progress, seconds in ((None, 60), (lambda value: None, 900)):
+        made = await remote.make(call("tool", "t")._replace(on_progress=on_progress))
+        assert made.error["code"] == "timeout" and told[-1] == "notifications/cancelled"
+        assert trio.current_time() - began == pytest.approx(seconds)
+        began = trio.current_time()

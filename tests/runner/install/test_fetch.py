@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from runner.install.content import BadContent
 from runner.install.fetch import _needs_newer, _outside_system, _python_of_uv, _read_json, _Runtime
-from runner.install.store import BadContent
 
 OTHER_PYTHON = "ERROR: Ignored the following versions that require a different python version:"
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from runner.install.content import BadContent
 from runner.install.request import npm_request
 from runner.install.store import (
     DEEPEST,
-    BadContent,
     Installed,
     Lock,
     Locked,
@@ -223,6 +223,7 @@ def test_of_two_at_once_the_second_waits(store: Store) -> None:
 
 _FULL = """
 import errno, os, sys
+from runner.install.content import BadContent
 from runner.install.request import npm_request
 from runner.install.store import Installed, Lock, Store, copy_tree
 LOCK, REQUEST = Lock("npm", "node", ()), npm_request(("demo",), "")

@@ -20,6 +20,7 @@ from sandbox.document.diagnostic import Diagnostic
 from sandbox.limits.site import Hierarchy, Site
 from sandbox.network.egress import EgressPlan
 from sandbox.network.ssh import SshPlan
+from sandbox.paths.denied_places import DeniedPlaces
 from sandbox.paths.file_identity import FileIdentity
 from sandbox.plan.layers import Layer, Layers
 from sandbox.plan.owners import Decision
@@ -34,7 +35,18 @@ NAMES: dict[str, Any] = {
     **{
         each.__name__: each
         for each in (
-            *(Command, Decision, Denial, Diagnostic, EgressPlan, FileIdentity, Grant, Hierarchy, LaunchPlan),
+            *(
+                Command,
+                Decision,
+                DeniedPlaces,
+                Denial,
+                Diagnostic,
+                EgressPlan,
+                FileIdentity,
+                Grant,
+                Hierarchy,
+                LaunchPlan,
+            ),
             *(Layer, Layers, Note, Plugin, Policy, Project, SshPlan, VerifiedPackage, Site),
         )
     },

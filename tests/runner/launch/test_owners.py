@@ -234,6 +234,25 @@ def test_a_folder_everybody_may_write(plugins: Plugins) -> None:
 
 
 @needs_root
+def test_a_command_of_another_folder_has_another_uid(plugins: Plugins) -> None:
+    """One that names a file of its folder, such as a cloned project: also without a name."""
+    data = folder(plugins.place / "data", mode=0o1777)
+    policy = plugins.policy_file("commands", '[approvals]\nread = ["*"]\nwrite = ["*"]\n')
+    folders = [plugins.place / name for name in ("own", "cloned")]
+    for each in (*folders, folders[0]):
+        plugins.write_file(each / "script", f"echo x >> {data}/{each.name}\n")
+        words = ("--policy", policy, "--read", each, "--write", data, "--", "/bin/sh", "script")
+        done = plugins.caller("run", *words, cwd=each)
+        assert done.returncode == 0, done.stderr
+    assert (data / "own").read_text() == "x\nx\n"
+    assert (data / "own").stat().st_uid != (data / "cloned").stat().st_uid
+    shutil.rmtree(data)
+    found = json.loads(plugins.caller("state", "list", "--json").stdout)["states"]
+    for state in (each for each in found if each["write_paths"] == [str(data)]):
+        assert plugins.caller("state", "remove", state["path"]).returncode == 0
+
+
+@needs_root
 def test_no_plugin_ever_gets_a_uid_that_has_left_files(plugins: Plugins) -> None:
     """With two uids for all plugins that keep one, the third finds none: not even that of a plugin whose
     manifest is gone."""

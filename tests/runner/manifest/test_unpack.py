@@ -254,13 +254,13 @@ def test_a_tar_in_many_compressed_parts(tmp_path: Path, place: Path, monkeypatch
     raw = Path(write(tmp_path / "whole.tar", member("a", b"x" * 3000))).read_bytes()
     empty, path = gzip.compress(b""), tmp_path / "many.tar.gz"
     begun: list[None] = []
-    begin = module._Gunzip._begin_member
+    begin = module.GunzipFile._begin_member
 
-    def watched(inflated: module._Gunzip) -> bool:
+    def watched(inflated: module.GunzipFile) -> bool:
         begun.append(None)
         return begin(inflated)
 
-    monkeypatch.setattr(module._Gunzip, "_begin_member", watched)
+    monkeypatch.setattr(module.GunzipFile, "_begin_member", watched)
     half = gzip.compress(raw[:700]) + empty * (module._MOST_GZIP_MEMBERS - 2)
     path.write_bytes(half + gzip.compress(raw[700:]) + bytes(100_000))
     assert names(Path(unpack(str(path)))) == ["a"]
@@ -279,7 +279,7 @@ def test_what_is_compressed_is_read_as_python_does(size: int) -> None:
     packed = gzip.compress(data[:1500]) + gzip.compress(b"") + gzip.compress(data[1500:])
 
     def read(raw: bytes) -> bytes:
-        inflated, found = module._Gunzip(io.BytesIO(raw)), b""
+        inflated, found = module.GunzipFile(io.BytesIO(raw)), b""
         while part := inflated.read(size):
             assert len(part) == min(size, len(data) - len(found))
             found += part

@@ -19,6 +19,7 @@ from runner.oci.artifact import MANIFEST, SIGNATURE, Descriptor, digest_of, writ
 from runner.oci.reference import Reference, parse_reference
 from tests.conftest import SYSTEM_PATH
 from tests.conftest import docker_registry as program
+from tests.runner.oci.images import BuiltImage
 
 _START_SECONDS = 60.0
 
@@ -142,6 +143,10 @@ class FakeRegistry(ThreadingHTTPServer):
 
     def reference(self, version: str = ":1") -> Reference:
         return parse_reference(f"oci://{self.address}/acme/x{version}")
+
+    def publish_image(self, image: BuiltImage, tag: str = "1") -> None:
+        self.blobs.update({digest_of(blob): blob for blob in image.blobs})
+        self.manifests[tag] = self.manifests[image.digest] = image.manifest
 
     def publish(self, tar: bytes, tag: str = "1", **changes: Any) -> str:
         """A package with this tar. `changes`: of its manifest. Returns its digest."""

@@ -136,7 +136,7 @@ USAGE = {
     "sign without a key": (("sign", "DIR"), "required: --key (use runner package sign "),
     "an option of a registry": (
         ("lint", "DIR", "--ca", "x"),
-        "--ca goes with runner package push, pull, inspect (use runner package lint ",
+        "--ca goes with runner package sign, push, pull, inspect (use runner package lint ",
     ),
     "unsigned": (
         ("verify", "DIR", "--trust", "x", "--unsigned"),

@@ -1,4 +1,5 @@
-"""Attacks: a plugin whose manifest has another one's id. It must not become that one, at any moment."""
+"""Who has which name while manifests change. A plugin with another one's id must not become that one, at any
+moment."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -277,3 +279,28 @@ def test_a_daemon_gives_nothing_of_a_plugin_to_another_one_with_its_name(
         assert wait_for(lambda: "quirks" in served.states())
         assert served.plugin("quirks")["manifest"] == str(first)
         served.end()
+
+
+@pytest.mark.trio
+async def test_a_mended_fault_is_told_until_its_plugin_is_replaced(
+    plugin_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else who watches it sees that all is well, while calls still go to the plugin as it was."""
+    manifest = put(plugin_dir, "mail") / "kaged-plugin.yaml"
+    whole, seen = manifest.read_text(), list[bool]()
+    async with desk(plugin_dir) as one:
+        await one.read()
+        manifest.write_text("{")
+        await one.read()
+        assert one.faults()
+        manifest.write_text(whole.replace("version: ", "version: 1", 1))
+        supervisor = one.roster.supervisor_of("")
+        replace = supervisor.replace
+
+        async def watched(spec: Any) -> None:
+            seen.append(bool(one.faults()))
+            await replace(spec)
+
+        monkeypatch.setattr(supervisor, "replace", watched)
+        await one.read()
+        assert seen == [True] and not one.faults()

@@ -301,7 +301,13 @@ def check_verbs(caller: Caller, served: Served) -> None:
         assert served.ask("POST", "/deliveries", hook)[0] == 202
         told = next(line for line in following.stdout if b'"delivery_id"' in line)
         assert re.match(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z {", told)
-        following.send_signal(signal.SIGINT)
+        # Python acts on a signal between two instructions. One that comes just before a read that waits is
+        # seen when the read has ended, so people press Ctrl-C again.
+        while following.poll() is None:
+            following.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                following.wait(1)
+    assert following.returncode == 130
     # On a terminal: lines are lines, and what a terminal would obey is not.
     ours, terminal = os.openpty()
     with open(ours, "rb", buffering=0) as screen:

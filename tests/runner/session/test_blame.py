@@ -51,7 +51,7 @@ MISFITS: Mapping[tuple[str, ...], str] = {
         "--context",
         '{"agent_id": "a"}',
     ): "'agent_id', which is not sent along",
-    ("nowhere.json", "--context", '{"agent_id": "a"}'): "in this contract it has no context",
+    ("nowhere.json", "--context", '{"agent_id": "a"}'): "'agent_id', which is not sent along with a tool",
 }
 
 

@@ -813,6 +813,16 @@ async def test_a_teardown_limit_covers_the_whole_shutdown(
 
 
 @pytest.mark.trio
+async def test_a_plugin_that_the_monitor_kills_first_was_forced(
+    plugin_dir: Path, sessions: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The monitor waits as long for a plugin that got a signal as the session does."""
+    monkeypatch.setattr("runner.contracts.mcp.dialect.TERMINATE_SECONDS", SECONDS)
+    seen = await ask(misbehaviour.plugin(plugin_dir, "stubborn", "mcp"), "mcp", {}, SECONDS)
+    assert seen.outcome == OK and seen.report["session"]["forced"] is True
+
+
+@pytest.mark.trio
 async def test_a_hook_of_an_ended_plugin_lets_its_message_pass(plugin_dir: Path, sessions: None) -> None:
     shutil.copytree(ROOT / "tests/plugins/nexo_bare", plugin_dir / "bare")
     async with opened(plugin_dir / "bare") as session:

@@ -10,6 +10,8 @@ import sys
 from sandbox.broker.authority import run_authority
 from sandbox.broker.broker import run_broker
 from sandbox.network.credentials import BrokerPlan, Credential, HiddenValue
+from sandbox.network.rules import parse_rule
+from sandbox.plan.brokered import hosts_of
 
 if __name__ == "__main__":
     channel, ready, chain, chain_w, alive, uid = map(int, sys.argv[1:])
@@ -23,7 +25,7 @@ if __name__ == "__main__":
         HiddenValue(name, *(text.encode("latin-1") for text in texts)) for name, *texts in given["hidden"]
     ]
     if os.fork() == 0:
-        run_authority(plan.hosts, ready, chain_w)
+        run_authority(hosts_of([parse_rule(rule) for rule in plan.hosts]), ready, chain_w)
         os._exit(0)
     for fd in (ready, chain_w):
         os.close(fd)

@@ -11,16 +11,17 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import verification
 
-from sandbox.broker.authority import Hosts, make_certificates
+from sandbox.broker.authority import make_certificates
+from sandbox.network.credentials import CertifiedHosts
 from tests.tables import one_case
 
 MANY = tuple(f"host-{number}.with-a-long-name.example.com" for number in range(60))
-ALL = Hosts(
+ALL = CertifiedHosts(
     ("a.example", "*.b.example", "localhost", *MANY), ("192.0.2.7", "2001:db8::7", "127.0.0.1", "::1")
 )
 
 
-def read(hosts: Hosts) -> tuple[x509.Certificate, x509.Certificate]:
+def read(hosts: CertifiedHosts) -> tuple[x509.Certificate, x509.Certificate]:
     authority, chain = make_certificates(hosts)
     own = x509.load_pem_x509_certificate(chain[chain.index(b"-----BEGIN CERTIFICATE") :])
     key = load_pem_private_key(chain, None)
@@ -28,8 +29,8 @@ def read(hosts: Hosts) -> tuple[x509.Certificate, x509.Certificate]:
     return x509.load_pem_x509_certificate(authority), own
 
 
-@one_case("hosts", [ALL, Hosts(("a.example",), ()), Hosts((), ("192.0.2.7",))])
-def test_what_they_say(hosts: Hosts) -> None:
+@one_case("hosts", [ALL, CertifiedHosts(("a.example",), ()), CertifiedHosts((), ("192.0.2.7",))])
+def test_what_they_say(hosts: CertifiedHosts) -> None:
     authority, own = read(hosts)
     now = datetime.datetime.now(datetime.UTC)
     for each in (authority, own):
@@ -74,13 +75,13 @@ def test_two_launches_share_nothing() -> None:
 @one_case(
     ("hosts", "names", "addresses", "no_addresses"),
     [
-        (Hosts(("a.example", "*.b.example"), ()), ["a.example", "b.example"], [], True),
-        (Hosts(("a.example",), ("192.0.2.7",)), ["a.example"], ["192.0.2.7/32"], False),
-        (Hosts((), ("2001:db8::7",)), ["invalid"], ["2001:db8::7/128"], False),
+        (CertifiedHosts(("a.example", "*.b.example"), ()), ["a.example", "b.example"], [], True),
+        (CertifiedHosts(("a.example",), ("192.0.2.7",)), ["a.example"], ["192.0.2.7/32"], False),
+        (CertifiedHosts((), ("2001:db8::7",)), ["invalid"], ["2001:db8::7/128"], False),
     ],
 )
 def test_the_authority_vouches_for_nobody_else(
-    hosts: Hosts, names: list[str], addresses: list[str], no_addresses: bool
+    hosts: CertifiedHosts, names: list[str], addresses: list[str], no_addresses: bool
 ) -> None:
     found = read(hosts)[0].extensions.get_extension_for_class(x509.NameConstraints)
     permitted = [
@@ -96,7 +97,7 @@ def test_the_authority_vouches_for_nobody_else(
     ("name", "good"), [("a.example", True), ("x.b.example", True), ("b.example", False), ("c.example", False)]
 )
 def test_a_verifier_takes_the_listed_names(name: str, good: bool) -> None:
-    authority, own = read(Hosts(("a.example", "*.b.example"), ()))
+    authority, own = read(CertifiedHosts(("a.example", "*.b.example"), ()))
     verifier = (
         verification.PolicyBuilder()
         .store(verification.Store([authority]))

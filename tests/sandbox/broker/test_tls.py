@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import trustme
 
-from sandbox.broker.authority import Hosts, hosts_of, make_certificates
+from sandbox.broker.authority import make_certificates
 from sandbox.broker.der import name_of, tlv
 from sandbox.broker.tls import AskedName, Context, make_plugin_context, make_server_context, wrap
-from sandbox.network.rules import parse_rule
+from sandbox.network.credentials import CertifiedHosts
 from tests.tables import one_case
 
-NAMES = Hosts(("a.example", "*.b.example"), ())
-BOTH = Hosts(("a.example",), ("192.0.2.7", "2001:db8::7"))
+NAMES = CertifiedHosts(("a.example", "*.b.example"), ())
+BOTH = CertifiedHosts(("a.example",), ("192.0.2.7", "2001:db8::7"))
 
 
 def settings(context: ssl.SSLContext | Context) -> dict[str, int]:
@@ -48,7 +48,7 @@ def test_only_the_roots_that_were_named(tmp_path: Path, monkeypatch: pytest.Monk
         make_server_context((str(tmp_path / "missing.pem"),))
 
 
-def shake_hands(hosts: Hosts, name: str, authority: bytes | None = None) -> None:
+def shake_hands(hosts: CertifiedHosts, name: str, authority: bytes | None = None) -> None:
     """What OpenSSL says of the certificates, in memory."""
     made, chain = make_certificates(hosts)
     pipes = [ssl.MemoryBIO() for _ in range(2)]
@@ -76,10 +76,10 @@ def shake_hands(hosts: Hosts, name: str, authority: bytes | None = None) -> None
         (BOTH, "192.0.2.7", ""),
         (BOTH, "2001:db8::7", ""),
         (BOTH, "192.0.2.8", "IP address mismatch"),
-        (Hosts((), ("192.0.2.7",)), "192.0.2.7", ""),
+        (CertifiedHosts((), ("192.0.2.7",)), "192.0.2.7", ""),
     ],
 )
-def test_a_strict_client_accepts_the_certificates(hosts: Hosts, name: str, fault: str) -> None:
+def test_a_strict_client_accepts_the_certificates(hosts: CertifiedHosts, name: str, fault: str) -> None:
     if fault:
         with pytest.raises(ssl.SSLCertVerificationError, match=fault):
             shake_hands(hosts, name)
@@ -90,15 +90,15 @@ def test_a_strict_client_accepts_the_certificates(hosts: Hosts, name: str, fault
 @one_case(
     ("allowed", "signed"),
     [
-        (NAMES, Hosts(("c.example",), ())),
-        (NAMES, Hosts(("a.example",), ("192.0.2.7",))),
-        (NAMES, Hosts(("a.example",), ("2001:db8::7",))),
-        (BOTH, Hosts(("a.example",), ("192.0.2.8",))),
-        (Hosts((), ("192.0.2.7",)), Hosts(("a.example",), ("192.0.2.7",))),
+        (NAMES, CertifiedHosts(("c.example",), ())),
+        (NAMES, CertifiedHosts(("a.example",), ("192.0.2.7",))),
+        (NAMES, CertifiedHosts(("a.example",), ("2001:db8::7",))),
+        (BOTH, CertifiedHosts(("a.example",), ("192.0.2.8",))),
+        (CertifiedHosts((), ("192.0.2.7",)), CertifiedHosts(("a.example",), ("192.0.2.7",))),
     ],
 )
 def test_the_authority_is_for_its_hosts_alone(
-    allowed: Hosts, signed: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    allowed: CertifiedHosts, signed: CertifiedHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if its key signed for others."""
     from sandbox.broker import authority
@@ -131,16 +131,6 @@ def test_what_cryptography_reads_in_them() -> None:
 
 def test_no_two_launches_share_a_key() -> None:
     assert len({part for _ in range(2) for part in make_certificates(NAMES)}) == 4
-
-
-def test_hosts_of_rules() -> None:
-    texts = ("GET a.example:443/x", "*.b.example:443", "192.0.2.7:443", "[2001:db8::7]:443", "localhost:8443")
-    rules = [parse_rule(text) for text in (*texts, "a.example:444")]
-    names, addresses = (
-        ("a.example", "localhost", "*.b.example"),
-        ("192.0.2.7", "2001:db8::7", "127.0.0.1", "::1"),
-    )
-    assert hosts_of(rules) == Hosts(names, addresses)
 
 
 def test_no_file_of_the_key_is_left() -> None:

@@ -103,7 +103,9 @@ def test_a_client_that_cannot_be_watched_is_reset_and_others_are_served(bench: B
 def test_an_attempt_that_cannot_be_watched_has_failed(full: bool) -> None:
     loop, told = FullLoop(), list[tuple[bool, str]]()
     loop.full = full
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener, socket.socket() as first:
+        if full:
+            first.connect(listener.getsockname())  # it has no room for a second one, which then waits
 
         def done(connection: Any, text: str) -> None:
             told.append((connection is not None, text))

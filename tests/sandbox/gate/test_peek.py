@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 import struct
 
@@ -244,3 +245,77 @@ def test_a_changed_hello_has_no_second_name(data: st.DataObject) -> None:
         message[data.draw(st.integers(0, len(message) - 1))] = data.draw(st.integers(0, 255))
     found = read_clear_name(bytes(message))
     assert sum((found.host is not None, bool(found.refused), bool(found.needed))) == 1
+
+
+# --- as a regular expression reads it -----------------------------------------------------------------------
+
+TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
+METHOD = re.compile(TOKEN + rb"{1,32}(?: |\Z)")
+REQUEST = re.compile(TOKEN + rb"{1,32} (?P<target>[\x21-\x7e]+) HTTP/1\.[01]\Z")
+HEADER = re.compile(TOKEN + rb"+:[^\x00\r\n]*\Z")
+ABSOLUTE = re.compile(rb"(?i:https?)://(?P<authority>[^/?#@]*)(?:[/?#].*)?\Z")
+LINES = st.one_of(
+    st.binary(max_size=60),
+    st.lists(
+        st.sampled_from(
+            (
+                *(
+                    b"GET",
+                    b" ",
+                    b"/",
+                    b"?",
+                    b"#",
+                    b"@",
+                    b":",
+                    b"\r",
+                    b"\n",
+                    b"\0",
+                    b"\t",
+                    b"\x7f",
+                    b"\xff",
+                    b"(",
+                    b"*",
+                ),
+                *(
+                    b"HTTP/1.1",
+                    b"HTTP/1.0",
+                    b"HTTP/1.2",
+                    b"http://",
+                    b"HTTPS://",
+                    b"a.example",
+                    b"x" * 31,
+                    b"://",
+                ),
+            )
+        ),
+        max_size=9,
+    ).map(b"".join),
+)
+
+
+@given(LINES)
+def test_first_lines_are_read_as_by_a_pattern(line: bytes) -> None:
+    line = line.replace(b"\r\n", b"")
+    if not line or line[0] == 22:
+        return
+    request = line + b"\r\nHost: a.example\r\n\r\n"
+    told, matched = read_clear_name(request).refused, REQUEST.match(line)
+    begins = METHOD.match(request[:33]) is not None
+    assert ("neither TLS nor HTTP/1" in told) is not begins
+    if begins:
+        assert ("no request of HTTP/1" in told) is (matched is None)
+    if matched is not None and not line.startswith(b"CONNECT "):
+        target = matched["target"]
+        absolute = ABSOLUTE.match(target)
+        is_path = target.startswith(b"/") or target == b"*"
+        assert ("a target that is no path" in told) is (not is_path and absolute is None)
+        if absolute is not None and absolute["authority"] == b"a.example":
+            assert told == ""
+
+
+@given(LINES)
+def test_headers_are_read_as_by_a_pattern(line: bytes) -> None:
+    line = line.replace(b"\r\n", b"")
+    told = read_clear_name(b"GET / HTTP/1.1\r\nHost: a.example\r\n" + line + b"\r\n\r\n").refused
+    if line:
+        assert ("header that is not in its plain form" in told) is (HEADER.match(line) is None)

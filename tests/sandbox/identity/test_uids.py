@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from sandbox import look
 from sandbox.identity import leases, reservations, uid_range, uids
 from sandbox.identity.leases import UidLease, UidsUnavailable, lease_any
 from sandbox.identity.uid_range import id_is_mapped
@@ -661,3 +662,13 @@ def test_stale_reservations_are_removed(books: Books, own_directory: Path) -> No
     lease = books.state(own_directory, ME, 600, 610)
     assert set(books.reserved()) == {lease.uid}
     lease.close()
+
+
+def test_whether_a_uid_is_a_plugins_is_seen_to_change(books: Books) -> None:
+    """A stored plan rests on it: another policy's plugin may get the uid of a folder's owner reserved."""
+    Path(books.reservations).mkdir(parents=True)
+    with look.recording() as asked:
+        assert not uids.may_be_a_plugins(1000, 7000, 7010, reservations=books.reservations)
+    assert asked.facts.changed({}) == ""
+    books.reserve(1000, "/srv/state")
+    assert asked.facts.changed({}) == f"{books.reservations}/1000"

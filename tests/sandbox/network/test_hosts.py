@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 
 import pytest
@@ -183,3 +184,25 @@ def test_addresses_survive(address: object) -> None:
 @pytest.mark.parametrize("text", ["", "x", "1", "1.2.3", "1.2.3.4%eth0", "fe80::1%1", "١.2.3.4", "[::1]"])
 def test_texts_that_are_no_address(text: str) -> None:
     assert read_address(text) is None
+
+
+LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\Z", re.ASCII)
+NUMERIC = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)\Z", re.ASCII)
+LABELS = st.text(st.sampled_from("0123456789abcfgxyzABZ-"), min_size=1, max_size=8) | st.sampled_from(
+    ("a" * 63, "a" * 62 + "-", "0x", "0X1f", "0xg", "-", "--", "08")
+)
+
+
+@given(LABELS)
+def test_labels_are_read_as_by_a_pattern(label: str) -> None:
+    def told(text: str) -> str:
+        try:
+            return parse_host(text).text
+        except ValueError as error:
+            return str(error)
+
+    lower = label.lower()
+    assert ("is not a host name" in told(f"{label}.example")) is (LABEL.match(lower) is None)
+    if LABEL.match(lower) is not None:
+        as_address = "neither a host name nor an address" in told(f"a.{label}")
+        assert as_address is (NUMERIC.match(lower) is not None)

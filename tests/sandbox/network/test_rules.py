@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -387,3 +389,37 @@ def test_merged_ports_are_the_same_ports(pairs: list[tuple[int, int]]) -> None:
     assert {port for first, last in merged for port in range(first, last + 1)} == flat
     if 0 < len(flat) <= MOST_PORTS:
         assert parse_ports(",".join(map(str, flat))) == merged
+
+
+NUMBER = re.compile(r"[1-9][0-9]{0,4}\Z", re.ASCII)
+RANGE = re.compile(r"(?P<first>\S+?|\[\S+?\])/(?P<bits>0|[1-9][0-9]{0,2})\Z", re.ASCII)
+RANGES = st.lists(
+    st.sampled_from(
+        ("10.0.0.0", "[fd00::]", "1", "/", "/8", "/0", "/08", "/128", "/1280", " ", "\t", "\u3000", "x")
+    ),
+    max_size=5,
+).map("".join)
+
+
+@given(st.text(st.sampled_from("0123456789 -+_\u0661a"), max_size=7))
+def test_ports_are_read_as_by_a_pattern(text: str) -> None:
+    told = (1, 1)
+    try:
+        told = parse_ports(text)[0] if "-" not in text else told
+    except ValueError:
+        told = (0, 0)
+    if "-" not in text:
+        assert (told != (0, 0)) is (NUMBER.match(text) is not None and int(text) <= 65535)
+
+
+@given(RANGES)
+def test_ranges_are_read_as_by_a_pattern(text: str) -> None:
+    if "/" not in text:
+        return
+    told = ""
+    try:
+        parse_rule(f"{text}:80", ranges=True)
+    except ValueError as error:
+        told = str(error)
+    if "two colons" not in told and "where a method" not in told and "requests to" not in told:
+        assert ("is not a range of addresses, as in" in told) is (RANGE.match(text) is None)

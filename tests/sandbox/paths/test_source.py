@@ -322,7 +322,7 @@ def test_a_checked_copy_below_the_runners_directory(tmp_path: Path) -> None:
     for name in ("packages/mine/bin", "packages/other", "packages/mine2"):
         (base / name).mkdir(parents=True)
     copy = str(base / "packages/mine")
-    denylist = Denylist(read_mounts(), runner=[str(base / "packages")], copy=copy)
+    denylist = Denylist(read_mounts(), runner=[str(base / "packages")], copies=[copy])
 
     def rule(name: str, access: Access = "read") -> str:
         try:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sandbox.document.diagnostic import DocumentError
-from sandbox.network.credentials import BrokerPlan, Credential
+from sandbox.network.credentials import BrokerPlan, CertifiedHosts, Credential, written_values
 from sandbox.plan.brokered import split_requests
 from sandbox.policy.approval import (
     join_approvals,
@@ -16,7 +16,6 @@ from sandbox.policy.approval import (
     requested_approval,
     subtract_approval,
 )
-from sandbox.policy.credentials import written_values
 from sandbox.policy.grant import grant
 from sandbox.policy.parse import parse_policy
 from sandbox.policy.policy import ApprovalRule, CredentialRule, EnvRule, NetworkRule, Policy
@@ -236,7 +235,7 @@ def test_two_hosts_of_one_variable() -> None:
 def test_the_gate_has_hosts_and_the_broker_requests(
     rules: tuple[str, ...], hosts: tuple[str, ...], requests: tuple[str, ...] | None
 ) -> None:
-    broker = None if requests is None else BrokerPlan(requests=requests)
+    broker = None if requests is None else BrokerPlan(requests=requests, certified=CertifiedHosts(("c.d",)))
     assert split_requests(rules, given()) == (hosts, broker)
 
 
@@ -269,6 +268,13 @@ def policy_of(text: str) -> Policy:
             'hosts = ["a.b:443"]\nfrom = "file:/a/b"\nauthorities = ["/c"]',
             CredentialRule("github", "github", ("a.b:443",), ("file", "/a/b"), authorities=("/c",)),
         ),
+        (
+            'hosts = ["a.b:443"]\nfrom = ["gh"]\nkeep = "10m"',
+            CredentialRule("github", "github", ("a.b:443",), ("command", "gh"), keep=600.0),
+        ),
+        ('hosts = ["a.b:443"]\nfrom = ["gh"]\nkeep = "25h"', None),
+        ('hosts = ["a.b:443"]\nfrom = ["gh"]\nkeep = "0s"', None),
+        ('hosts = ["a.b:443"]\nfrom = "env:A"\nkeep = "10m"', None),
         ('hosts = ["*:443"]\nfrom = "env:A"', None),
         ('hosts = ["GET a.b:443"]\nfrom = "env:A"', None),
         ('hosts = ["10.0.0.0/8:443"]\nfrom = "env:A"', None),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from sandbox.paths.denied_paths import HOST_PATHS
 from sandbox.policy import load as module
 from sandbox.policy.approval import limit_approval, raise_ceilings
 from sandbox.policy.grant import grant
-from sandbox.policy.load import load_policy, policy_names, trust_fault
+from sandbox.policy.load import load_policy, policy_folders, policy_names, trust_fault
 from sandbox.policy.parse import parse_policy
 from sandbox.policy.policy import (
     LAYERS,
@@ -50,6 +51,7 @@ from sandbox.spec import (
     SandboxSpec,
     SeccompProfile,
 )
+from sandbox.surroundings import ClientSurroundings, enter
 from tests.tables import one_case
 
 STATE = "/var/lib/somewhere/plugin"
@@ -193,6 +195,12 @@ def test_the_search_order_of_policies(tmp_path: Path, system_policy: Path) -> No
     assert load_policy(None, {"RUNNER_POLICY": str(other)}).name == str(other)
     assert load_policy(str(mine), {"RUNNER_POLICY": str(other)}).name == str(mine)
     assert load_policy("dev", {"RUNNER_POLICY": str(other)}).name == "dev"
+    # Of a client of a hub, which is in a folder of its own.
+    of_client = copy_context()
+    of_client.run(enter, ClientSurroundings({}, str(tmp_path)))
+    for named, environ in (("./mine.toml", {}), (None, {"RUNNER_POLICY": "./mine.toml"})):
+        assert of_client.run(load_policy, named, environ).name == str(mine)
+        assert of_client.run(policy_folders, named, environ)[0] == str(tmp_path)
 
 
 def test_a_policy_that_cannot_be_used_is_never_replaced(tmp_path: Path, system_policy: Path) -> None:

@@ -148,8 +148,11 @@ def _files(root: Path) -> dict[str, tuple[int, int, int]]:
 
 @pytest.mark.parametrize(
     "parts",
-    [("launch", "decide"), ("launch", "state"), ("call", "session"), ("explain",)],
-    ids=["launch", "state", "call", "explain"],
+    [
+        *(("launch", "decide"), ("launch", "state"), ("launch", "run", "write"), ("launch", "hosts", "gate")),
+        *(("call", "session"), ("explain",)),
+    ],
+    ids=["launch", "state", "write", "hosts", "call", "explain"],
 )
 def test_modules_are_as_if_imported(checkout: Checkout, parts: tuple[str, ...]) -> None:
     checkout.run(parts=parts)
@@ -355,6 +358,31 @@ def test_the_bundles_have_what_a_launch_loads(
         both -= _WITH_STATE
     assert (kept - first - _LATER, first - kept - _NOT_TOLD) == (set(), set())
     assert (decided - both - _LATER, both - first - decided - _NOT_TOLD) == (set(), set())
+
+
+@pytest.mark.parametrize(
+    "parts", [("run", "write"), ("run", "hosts", "gate")], ids=["writes", "reaches hosts"]
+)
+def test_the_bundles_have_what_a_command_loads(
+    runner_as: Caller, plugin_dir: Path, parts: tuple[str, ...]
+) -> None:
+    folder = plugin_dir / "work"
+    folder.mkdir()
+    os.chown(folder, runner_as.uid or 1000, runner_as.uid or 1000)
+    options = ("--write", str(folder)) if "write" in parts else ("--net", "nowhere.example.com")
+    assert runner_as("run", *options, "--", "/bin/true").returncode == 0  # reads the policy and remembers it
+    start = (*runner_as.prefix, *runner_as.python, "-S", "-X", "importtime", "-c")
+    program = f"{_STORES_AT_ONCE}; from runner.cli import entry; entry()"
+    env = {**runner_as.environ, "PYTHONPATH": str(ROOT), "RUNNER_DEBUG": "1"}
+    for _ in range(3):
+        argv = [*start, program, "run", *options, "--", "/bin/true"]
+        done = subprocess.run(argv, capture_output=True, text=True, env=env, timeout=60, cwd="/")
+        assert done.returncode == 0, done.stderr
+    assert "a stored plan is used" in done.stderr
+    names = {name for name in _loaded(done.stderr) if name.partition(".")[0] in ("runner", "sandbox")}
+    owners = ("owners",) if "write" in parts and not runner_as.uid else ()  # these take root
+    listed = {name for part in ("launch", *parts, *owners) for name in PARTS[part]}
+    assert (names - listed - _LATER - _BEFORE, listed - names - _NOT_TOLD) == (set(), set())
 
 
 _STARTS = """

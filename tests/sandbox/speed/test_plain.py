@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from runner.cli import verb_parser
 from runner.cli.call import read_usual
-from sandbox.speed.plain import read_plain, read_plain_check, read_plain_explain
+from sandbox.speed.plain import read_plain, read_plain_check, read_plain_explain, read_plain_run
 
 
 class Verb(NamedTuple):
@@ -119,3 +119,60 @@ def test_the_usual_words_are_understood(verb: Verb, found: list[str]) -> None:
 )
 def test_the_rest_is_left_to_argparse(verb: Verb, found: list[str]) -> None:
     assert verb.read(found) is None
+
+
+RUN = verb_parser("run", of_command=True)
+_OPTIONS = ("--name", "--read", "--write", "--net", "--cwd", "--env", "--policy", "--state-dir", "--wrapped")
+_LIMITS = ("--memory", "--pids", "--cpu", "--cpu-time", "--deadline", "--limit", "--report", "--project")
+_OTHERS = (
+    "--rea",
+    "--env-file",
+    "--hide",
+    "--tty",
+    "--events",
+    "--image",
+    "--network",
+    "-x",
+    "@x",
+    "--reports",
+)
+run_words = st.lists(
+    st.one_of(
+        st.sampled_from((*_OPTIONS, *_LIMITS, *_OTHERS)),
+        st.sampled_from(
+            ("", "-", "a b", "x", "7", "-7", "x=y", "write", "~", "~x/y", "é", "\udcff", "\0", "{}")
+        ),
+        st.tuples(
+            st.sampled_from((*_OPTIONS, *_LIMITS, *_OTHERS)),
+            st.sampled_from(("", "-x", "x", "x=y", "write", "read", "7", "--name", "~x")),
+        ).map("=".join),
+    ),
+    max_size=6,
+)
+
+
+@given(run_words)
+def test_the_words_that_decide_about_a_run_are_all_of_them(found: list[str]) -> None:
+    """But for where the report goes: two lines with the same ones are the same launch."""
+    plain = read_plain_run(found)
+    if plain is None:
+        return
+    full = by_argparse(Verb(RUN, read_plain_run), found)
+    if full is None:
+        return  # a launch that is refused stores nothing
+    again = by_argparse(Verb(RUN, read_plain_run), plain.deciding)
+    assert again == {**full, "report": None}
+    assert (plain.report, plain.wrapped, plain.command_name) == (
+        full["report"],
+        full["wrapped"],
+        full["command_name"],
+    )
+    assert not any("=" in word for word in full["env"])
+
+
+def test_what_of_a_run_is_understood() -> None:
+    """The controls of the test above, and what is left to a launch that is decided each time."""
+    for word in ("--read=/x", "--project", "--project=write", "--env=NAME", "--read=~", "--read=~/x"):
+        assert read_plain_run([word]) is not None
+    for word in ("--read", "--read=", "--project=", "--env=N=v", "--read=~ada/x", "--hide=x", "--rea=/x"):
+        assert read_plain_run([word]) is None

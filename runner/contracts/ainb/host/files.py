@@ -30,6 +30,7 @@ from runner.contracts.ainb.host.params import FS_CAPABILITY, denied, invalid
 from runner.protocol.bus import PAYLOAD_MOST_BYTES
 from runner.protocol.host_services import DirectoryEntry, FileReader, Granted, HostError, granting
 from runner.protocol.jsonrpc import INVALID_PARAMS
+from sandbox import surroundings
 from sandbox.paths.beneath import Escapes, open_beneath
 from sandbox.paths.denied_paths import normal
 from sandbox.paths.denylist import Denylist
@@ -191,11 +192,12 @@ class GuardedFiles:
 
     def _denies(self) -> Denylist:
         if self._denylist is None:
+            environ = surroundings.variables()
             self._denylist = Denylist(
                 read_mounts(),
-                homes=homes(os.environ),
+                homes=homes(environ),
                 policy=self._denied,
-                runtime_dir=os.environ.get("XDG_RUNTIME_DIR"),
+                runtime_dir=environ.get("XDG_RUNTIME_DIR"),
             )
         return self._denylist
 

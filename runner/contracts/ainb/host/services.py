@@ -6,7 +6,6 @@ manifest with the capability in NEEDED. docs/ainb.md has the requests, the answe
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -60,6 +59,7 @@ from runner.protocol.dialect import Answer, Call, Notice
 from runner.protocol.host_services import Ask, Emit, HostError, Services, Tell, Why
 from runner.protocol.jsonrpc import INTERNAL_ERROR, METHOD_NOT_FOUND
 from runner.protocol.memory import size_of
+from sandbox import surroundings
 from sandbox.document.diagnostic import quoted
 
 # Method -> the capability that the manifest must have. Those of host/fs/* are in files.py; the others need
@@ -125,7 +125,7 @@ class AinbMethods:
 
     def attach(self, tell: Tell, room: Room) -> None:
         listed = self._declared.lists.get(NEEDED[DIAL])
-        self._sockets = UnixSockets(listed, os.environ, tell, room, self._denied)
+        self._sockets = UnixSockets(listed, surroundings.variables(), tell, room, self._denied)
         bus = self._services.bus
         if bus is None:
             return

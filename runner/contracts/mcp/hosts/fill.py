@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from runner.contracts.mcp.hosts.expand import Reference, expand_text, folder_of, references
 from runner.plugin import Plugin
+from sandbox import surroundings
 from sandbox.spec import EnvRequest, KeyPath, is_variable_name
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def fill(
     template, entrypoint = plugin.template, plugin.entrypoint
     if template is None or entrypoint is None:
         return plugin, ()
-    folder = template.folder or os.getcwd()
+    folder = template.folder or surroundings.working_folder()
     home = os.path.expanduser("~")
     questions: dict[str, None] = {}
 

@@ -19,7 +19,7 @@ from runner.contracts.mcp.hosts.table import (
     VSCODE,
     ZED,
 )
-from sandbox import look
+from sandbox import look, surroundings
 from sandbox.document.read import Document
 from sandbox.speed.value import NamedTuple
 
@@ -105,7 +105,7 @@ def host_of(
 ) -> Host | None:
     """The host of a configuration, by its path or its content; None if unknown."""
     given = os.path.expanduser("~") if home is None else home
-    place = place_of(path, given, os.environ if environ is None else environ)
+    place = place_of(path, given, surroundings.variables() if environ is None else environ)
     if place is not None and (document is None or _is_written_by(place.host, document)):
         return place.host
     if document is None:
@@ -201,6 +201,7 @@ def _existing(pattern: str) -> list[str]:
 
     # Only * means something in a pattern. The names of the folders before it may hold anything.
     wild = "*".join(map(escape, pattern.split("*")))
+    look.doubt(f"more files may match {pattern} later")
     return sorted(path for path in islice(iglob(wild), MOST_FILES) if look.isfile(path))
 
 

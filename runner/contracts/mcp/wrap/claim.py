@@ -25,10 +25,19 @@ from runner.contracts.mcp.hosts.wrapping import (
     plugin_env,
     run_name,
 )
-from runner.contracts.mcp.wrap.configuration import Configuration, configuration, table_names, value_at
+from runner.contracts.mcp.wrap.configuration import (
+    Configuration,
+    configuration,
+    image_of,
+    table_names,
+    value_at,
+)
+from runner.install.image_reference import normal_reference
+from runner.install.request import UnusableSpec
 from sandbox import look
 from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.document.read import read_bounded
+from sandbox.facts import search_path_of
 from sandbox.policy.policy import steers
 from sandbox.spec import is_variable_name
 
@@ -36,7 +45,6 @@ from sandbox.spec import is_variable_name
 _FILLED = re.compile(r"\$\{\{[^}]*+\}\}|\$\{[^}]*+\}|\{[A-Za-z]++:[^}]*+\}|\$[A-Za-z0-9_]++|^~")
 
 _REWRITING_SECONDS, _PAUSE_SECONDS = 1.0, 0.05
-_MOST_ENVIRON_BYTES = 4 << 20
 
 
 def find_entry(wrapped: WrappedEntry, environ: Mapping[str, str]) -> EntryFound:
@@ -44,7 +52,7 @@ def find_entry(wrapped: WrappedEntry, environ: Mapping[str, str]) -> EntryFound:
     if fault := options_fault(wrapped.options):
         allow = "runner allow FILE --server NAME, with --read, --write, --net or --env"
         raise ValueError(f"--wrapped: {fault}; run runner wrap again, and to give it more: {allow}")
-    if os.path.realpath(wrapped.manifest) != wrapped.manifest:
+    if look.realpath(wrapped.manifest) != wrapped.manifest:
         # A link on the way leads elsewhere than the words of the path say.
         told = f"{printable(wrapped.manifest)} is not the real path of a configuration"
         raise ValueError(f"--wrapped: {told}; run runner wrap again")
@@ -76,6 +84,7 @@ def _entry_found(
     rules = "" if config.host is None else config.host.rules
     pairs = list(zip(server.argv[-len(wrapped.argv) :], wrapped.argv, strict=True))
     pairs += [(text, environ.get(key, text)) for key, name, text in plugin_env(server) if steers(name)]
+    image = _image(config, server)
     return EntryFound(
         folder=config.place.project if config.place is not None else "",
         variables=None if is_own else frozenset(names),
@@ -85,9 +94,19 @@ def _entry_found(
             for written, given in pairs
         ),
         directory=directory_of(server, site, rules, home),
-        program=_foreign_program(wrapped, environ),
+        program="" if image else _foreign_program(wrapped, environ),  # its program is the image's
         dropped=() if wrapped.outdated else _dropped(server, written, wrapped.options),
+        image=image,
     )
+
+
+def _image(config: Configuration, server: HostServer) -> str:
+    """Raises ValueError."""
+    asked = image_of(config, server)
+    try:
+        return normal_reference(asked) if asked else ""
+    except UnusableSpec as fault:
+        raise ValueError(f"--wrapped: the entry {printable(str(fault))}") from None
 
 
 def _dropped(server: HostServer, written: tuple[str, ...], options: tuple[str, ...]) -> tuple[str, ...]:
@@ -104,30 +123,21 @@ def _foreign_program(wrapped: WrappedEntry, environ: Mapping[str, str]) -> str:
     name, given = wrapped.argv[0], environ.get("PATH", "")
     if "/" in name or f"{PLUGIN_PREFIX}PATH" in environ:
         return ""
-    look.doubt("it is compared with the environment of the process that started the runner")
-    hosts = _environ_of(os.getppid()).get("PATH", "")
-    if not hosts or hosts == given:
+    hosts = search_path_of(os.getppid())
+    if not hosts or hosts == given:  # a launch from a stored plan asks that too
         return ""
+    look.doubt("its PATH is another one than that of the process that started the runner")
     found, expected = shutil.which(name, path=given), shutil.which(name, path=hosts)
     if found is None or expected is None:
         return ""
-    real = os.path.realpath(found)
-    return "" if real == os.path.realpath(expected) else real
-
-
-def _environ_of(pid: int) -> dict[str, str]:
-    """The environment that a process was started with; empty if it cannot be read."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            pairs = file.read(_MOST_ENVIRON_BYTES).split(b"\0")
-    except OSError:
-        return {}
-    return dict(os.fsdecode(pair).partition("=")[::2] for pair in pairs)
+    real = look.realpath(found)
+    return "" if real == look.realpath(expected) else real
 
 
 def _read(path: str, home: str) -> Configuration:
     """Read a configuration. Retries for a while, because a host may be rewriting it."""
     until = time.monotonic() + _REWRITING_SECONDS
+    look.note_content(path)
     while True:
         try:
             return configuration(path, read_bounded(path, limit=MOST_BYTES), home, {})
@@ -139,7 +149,7 @@ def _read(path: str, home: str) -> Configuration:
 
 def _is_linked_to(path: str, home: str) -> bool:
     """Whether a file of the person's own in a host's place is a link to this one."""
-    return any(each.own and os.path.realpath(each.path) == path for each in known_files({}, home, home))
+    return any(each.own and look.realpath(each.path) == path for each in known_files({}, home, home))
 
 
 def _wrong_variable(

@@ -68,6 +68,12 @@ def table_names(config: Configuration, server: HostServer) -> tuple[str, ...]:
     return tuple(map(str, table)) if isinstance(table, dict) else ()
 
 
+def image_of(config: Configuration, server: HostServer) -> str:
+    """The image that its `x-sandbox` names, as it is written; '' if there is none."""
+    found = value_at(config.document.data, (*server.keys, "x-sandbox", "image"))
+    return found if isinstance(found, str) else ""
+
+
 def value_at(data: object, keys: Sequence[str | int]) -> object:
     for key in keys:
         match data:

@@ -131,8 +131,10 @@ def plan_gateway(
     given: str,
     *,
     as_fetched: bool = False,
+    shared: bool = False,
 ) -> GatewayPlan:
-    """`servers`: those that shall move, if they can. `as_fetched`: see wrap_step. Raises FileRefused."""
+    """`servers`: those that shall move, if they can. `as_fetched`: see wrap_step. `shared`: the entry is a
+    client of the hub, which serves all hosts. Raises FileRefused."""
     path = stored_path(config)
     has_one = find_gateway(config) is not None
     if not has_one:
@@ -156,7 +158,8 @@ def plan_gateway(
         told = f"{quoted(strays[0].label)} is in another table than {quoted(moved[0].label)}"
         raise FileRefused(f"{told}; choose with --server what moves")
     name = _free_name(value_at(plain.document.data, table))
-    entry = _entry(plain, moved[0], [program, "gateway", "--config", path])
+    words = ("gateway", *(("--shared",) if shared else ()), "--config", path)
+    entry = _entry(plain, moved[0], [program, *words])
     names = tuple(each.name for each in moved)
     try:
         swap = SwapEntries(table, names, ((name, json.dumps(entry), entry),))

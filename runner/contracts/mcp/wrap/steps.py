@@ -27,11 +27,13 @@ from runner.contracts.mcp.hosts.wrapping import (
 )
 from runner.contracts.mcp.installed import find_stored
 from runner.contracts.mcp.launchers import FETCHES, launch_of, launcher_fault, require_no_registry
-from runner.contracts.mcp.wrap.configuration import Configuration, table_names, value_at
+from runner.contracts.mcp.wrap.configuration import Configuration, image_of, table_names, value_at
 from runner.contracts.mcp.wrap.program import is_this_runner
 from runner.contracts.mcp.wrap.redact import shown_line
+from runner.install.image_reference import NOT_INSTALLED, image_request
 from runner.install.request import Request, UnusableSpec
-from runner.install.store import StoreRefused
+from runner.install.roots import main_store_root
+from runner.install.store import Store, StoreRefused
 from sandbox.document.diagnostic import cut, printable, quoted
 from sandbox.spec import is_variable_name
 from sandbox.speed.value import NamedTuple
@@ -68,7 +70,12 @@ class Step(NamedTuple):
     is_ours: bool = True  # of an entry that looks wrapped: it starts this runner
     added: tuple[str, ...] = ()  # names that its host passes on since it was wrapped
     by_hand: str = ""  # of an entry that somebody wrote with the runner in it: what its options say
-    fetches: Request | None = None  # what is not in the store, and `wrap` offers to fetch
+    fetches: tuple[Request, ...] = ()  # what is not in the store, and `wrap` offers to fetch
+
+    @property
+    def fetched(self) -> str:
+        """What it fetches, for a sentence."""
+        return " and ".join(map(str, self.fetches))
 
 
 def chosen(config: Configuration, names: Sequence[str]) -> tuple[HostServer, ...]:
@@ -105,22 +112,35 @@ def wrap_step(config: Configuration, server: HostServer, program: str, *, as_fet
     reason = _no_cage_reason(config, server, fetches)
     if reason:
         return Step(server, "leave", reason)
-    if fetches is not None and not as_fetched:
-        return Step(server, "leave", f"needs {fetches}, which is not installed", fetches=fetches)
-    return Step(server, "wrap", notes=_notes(config, server), fetches=fetches)
+    step = Step(server, "wrap", notes=_notes(config, server), fetches=fetches)
+    if fetches and not as_fetched:
+        verb = "is" if len(fetches) == 1 else "are"
+        return Step(server, "leave", f"needs {step.fetched}, which {verb} not installed", fetches=fetches)
+    return step
 
 
-def _to_fetch(config: Configuration, server: HostServer, argv: Sequence[str]) -> Request | None:
-    """What a launcher would fetch for an entry, if it is not in the store and can be put there."""
-    try:
-        launch = None if server.remote or not argv else launch_of(argv)
-        if launch is None or find_stored(argv, os.environ, main_only=True) is not None:
-            return None
+def requests_of(config: Configuration, server: HostServer, argv: Sequence[str]) -> tuple[Request, ...]:
+    """What has to be in the store before an entry can start: what its launcher would fetch, and the image of
+    its `x-sandbox`. `argv`: its own command line. Raises UnusableSpec."""
+    if server.remote or not argv:
+        return ()
+    launch, image = launch_of(argv), image_of(config, server)
+    if launch is not None:
         # Those of a wrapped entry begin otherwise.
         require_no_registry(name.removeprefix(PLUGIN_PREFIX) for name in table_names(config, server))
+        if launch.request.registry == "image":  # the one that counts
+            return (launch.request,)
+    asked = (image_request(image),) if image else ()
+    return asked if launch is None else (launch.request, *asked)
+
+
+def _to_fetch(config: Configuration, server: HostServer, argv: Sequence[str]) -> tuple[Request, ...]:
+    """What an entry needs that is not in the store and can be put there."""
+    store = Store(main_store_root(os.environ))
+    try:
+        return tuple(each for each in requests_of(config, server, argv) if store.find(each) is None)
     except (UnusableSpec, StoreRefused):
-        return None
-    return launch.request
+        return ()
 
 
 def _notes(config: Configuration, server: HostServer) -> tuple[str, ...]:
@@ -244,7 +264,7 @@ def undo_step(server: HostServer) -> Step:
     return Step(server, "undo")
 
 
-def _no_cage_reason(config: Configuration, server: HostServer, fetches: Request | None) -> str:
+def _no_cage_reason(config: Configuration, server: HostServer, fetches: tuple[Request, ...]) -> str:
     """Returns why an entry cannot be wrapped, as the second half of a sentence, or ''. `fetches`: what can be
     fetched for it."""
     if server.remote:
@@ -259,12 +279,14 @@ def _no_cage_reason(config: Configuration, server: HostServer, fetches: Request 
     fault = launcher_fault(server.argv, variables=table_names(config, server))
     if fault is not None:
         try:
-            has_program = (
-                fetches is not None or find_stored(server.argv, os.environ, main_only=True) is not None
+            # What can be fetched was understood: launch_of does not raise then.
+            launch = launch_of(server.argv) if fetches else None
+            has_program = (launch is not None and launch.request in fetches) or (
+                find_stored(server.argv, os.environ, main_only=True) is not None
             )
         except StoreRefused as refused:
             return f"cannot start from the store: {refused}; {refused.hint}".removesuffix("; ")
-        if fault.cause != FETCHES or not has_program:
+        if fault.cause not in (FETCHES, NOT_INSTALLED) or not has_program:
             return f"cannot run in a cage: {fault.message}; {fault.hint}"
     if any(c in " \t\n" for c in command) and not os.path.isfile(os.path.expanduser(command)):
         return (

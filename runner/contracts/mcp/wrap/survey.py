@@ -59,7 +59,7 @@ def _servers(config: Configuration) -> list[dict[str, Any]]:
                 "reason": "; ".join((*step.unsafe, *step.otherwise)) if wrapped else step.reason,
                 "disabled": server.disabled,
                 "variables_acting": list(step.acting),
-                "fetches": [*step.fetches.packages] if step.fetches is not None else [],
+                "fetches": [spec for each in step.fetches for spec in each.packages],
             }
         )
     return found

@@ -10,6 +10,7 @@ import pytest
 
 from runner.contracts.mcp import CONTRACT
 from runner.contracts.mcp.launchers import CONTAINER, FETCHES, NAMES, WINDOWS, launch_of, launcher_fault
+from runner.install.image_reference import NOT_INSTALLED
 from runner.launch.command import Command
 from runner.launch.read import plugin_of
 from sandbox.spec import Network, SandboxSpec
@@ -220,12 +221,13 @@ def test_a_command_that_a_person_copies_is_quoted() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "docker run -i --rm mcp/server",
+        "docker run -i --rm --privileged mcp/server",
         "docker -H unix:///x --context c run x",
         "/usr/bin/docker compose run x",
         "docker mcp gateway run",
-        "podman run -i x",
-        "sh -c 'docker run x'",
+        "podman run -i --gpus all x",
+        "nerdctl run -i x",
+        "sh -c 'docker run -it x'",
         "env A=1 docker exec -i x y",
     ],
 )
@@ -233,7 +235,19 @@ def test_a_container_cannot_be_in_a_cage(line: str) -> None:
     found = fault(line)
     assert found is not None and found[0] == CONTAINER
     assert "starts a container already, and a cage cannot hold it" in found[1]
-    assert ("socket" in found[1]) is ("docker" in line)
+    assert ("socket" in found[1]) is ("podman" not in line)
+
+
+def test_an_image_is_fetched_once() -> None:
+    for line in (
+        "docker run -i --rm mcp/server",
+        "podman container run mcp/server",
+        "sh -c 'docker run mcp/server'",
+    ):
+        found = fault(line)
+        assert found is not None and found[0] == NOT_INSTALLED
+        assert "runner install docker://docker.io/mcp/server:latest; it starts in a cage then" in found[2]
+        assert ("without sh" in found[2]) is line.startswith("sh")
 
 
 @pytest.mark.parametrize("line", ["cmd /c npx -y server", "cmd.exe /d /s /c server", "powershell -c server"])

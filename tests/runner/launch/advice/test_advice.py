@@ -22,6 +22,7 @@ from sandbox.network.egress import SYNTHETIC_IPV4, SYNTHETIC_IPV6
 from sandbox.paths.mounts import parse_mountinfo
 from sandbox.policy.policy import ApprovalRule
 from tests.conftest import Caller
+from tests.tables import check_rows
 
 Write = Callable[..., Path]
 EVERYTHING = ApprovalRule(read=("*",), write=("*",), network="host", env=("*",), steering=("*",))
@@ -507,6 +508,26 @@ def test_limits_that_only_the_plugin_notices(tmp_path: Path, stderr: str, names:
         assert each.text.startswith("its stderr says that ")
         assert each.text.endswith(f"the {name} limit is 64 units, counted without a cgroup: raise {name}")
     assert advise(scene(tmp_path), stderr) == ()  # a cgroup would have told
+
+
+def test_an_image_that_changes_its_user(tmp_path: Path) -> None:
+    lines = {
+        'error: failed switching to "app": operation not permitted': True,
+        "su-exec: setgroups(1000): Operation not permitted": True,
+        "chown: /data: Invalid argument": True,
+        "chown: changing ownership of '/data': Operation not permitted": True,
+        "setpriv: setresuid failed: Invalid argument": True,
+        "open /data: Operation not permitted": False,
+        "chowning nothing, and Invalid argument": False,
+    }
+
+    def is_told(stderr: str, told: bool) -> None:
+        in_image = scene(tmp_path, image="docker.io/x/y:1")
+        found = [each for each in advise(in_image, stderr) if each.kind == "user"]
+        assert bool(found) is told and all("--user USER" in each.text for each in found)
+        assert not [each for each in advise(scene(tmp_path), stderr) if each.kind == "user"]
+
+    check_rows(lines, is_told)
 
 
 def test_a_word_that_is_repeated_is_told_once(tmp_path: Path) -> None:

@@ -43,11 +43,11 @@ def told(report: Path) -> dict[str, Any]:
 
 
 def twice(
-    caller: Caller, place: Path, *words: str, said: str = ""
+    caller: Caller, place: Path, *words: str, said: str = "", verb: str = "exec"
 ) -> tuple[subprocess.CompletedProcess[str], Any]:
     """Launch until there is a stored plan, and then once more. What both gave, which has to be the same."""
     report = place / "report.json"
-    command = ("exec", "--report", str(report), *words)
+    command = (verb, "--report", str(report), *words)
     decided, was = None, None
     # The first launch may make the state directory, which is another machine for the next.
     for _ in range(6):
@@ -207,3 +207,48 @@ def test_a_plugin_with_hosts_runs_the_same(
     runner_as.give(plugin_dir)
     ended, told_of = twice(settled(runner_as), place, "--policy", str(policy), str(folder))
     assert "nameserver" in ended.stdout and told_of["network"] is not None
+
+
+@pytest.mark.launches
+def test_no_part_of_a_word_is_written(runner_as: Caller) -> None:
+    """As `docker run -e NAME=VALUE` makes a variable of one, and others are filled in, or quoted in hints."""
+    rows = [
+        (["-e", "SET=pin7"], "the value of a variable is in an argument"),
+        (["--env=SET=pin7"], "the value of a variable is in an argument"),
+        (["-eSET=pin7"], "the value of a variable is in an argument"),
+        (["--db=sqlite://${plugin_dir}/db?s3cret-key"], "part of another text"),
+        (["it's a s3cret-key"], "part of another text"),
+        (["-e", "SET=other", "${plugin_dir}/db", "s3cret-key"], ""),  # the control
+    ]
+    found: list[str] = elsewhere.run(runner_as, encoded_with, [words for words, _ in rows])
+    for said, (words, why) in zip(found, rows, strict=True):
+        assert (why in said) if why else ("pin7" in said and "s3cret-key" not in said), (words, said[:99])
+
+
+def encoded_with(lines: list[list[str]]) -> list[str]:
+    """Each line's plan with a variable and a note of its words, as text; or why it is not stored."""
+    import os
+    import shlex
+
+    from runner.launch.command import Command
+    from runner.launch.rehearse import rehearse
+    from runner.launch.stages import Invocation
+    from runner.launch.stored.entry import request_of
+    from runner.launch.stored.store import NotStored, encode_plan
+    from sandbox import look
+    from sandbox.spec import EnvRequest, Note, SandboxSpec
+
+    spec = SandboxSpec(env=(EnvRequest("SET", "pin7"),))
+    found = []
+    for words in lines:
+        command = Command(("/bin/echo", *words), "/", spec=spec)
+        try:
+            with look.recording() as asked:
+                planned = rehearse(Invocation("", command=command), look.environment(os.environ))
+            hint = " ".join(shlex.quote(word) for word in words if "'" in word)
+            planned = planned._replace(decided=planned.decided._replace(notes=(Note("any", "one", hint),)))
+            raw = encode_plan(planned, asked, request_of(["run", "/bin/echo"], words, os.environ))
+            found.append(raw.decode("latin-1"))
+        except NotStored as refused:
+            found.append(str(refused))
+    return found

@@ -7,7 +7,8 @@ import errno
 import socket
 import ssl
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,7 @@ from runner.protocol.https.request import Headers, HttpsRequest
 from runner.protocol.https.response import HttpsResponse
 from sandbox.network import addresses
 from sandbox.network.rules import parse_rules
+from sandbox.surroundings import ClientSurroundings, enter
 
 NAMES = ("good.example", "other.example", "xn--bcher-kva.example", "127.0.0.1")
 AUTHORITY = trustme.CA()
@@ -466,6 +468,28 @@ async def test_without_a_context_of_the_caller_this_machine_decides() -> None:
         await expect(
             "unreachable", "no valid certificate", asked.fetch(f"https://good.example:{port}/", tls=None)
         )
+
+
+@pytest.mark.trio
+async def test_authorities_of_the_variables_of_a_client(tmp_path: Path) -> None:
+    """And not of the process that serves it."""
+    file = tmp_path / "authority.pem"
+    AUTHORITY.cert_pem.write_to_path(str(file))
+    asked = Asked()
+    async with serving(answering(asked, answer())) as port, trio.open_nursery() as nursery:
+
+        async def fetch_with(environ: Mapping[str, str], reason: str) -> None:
+            enter(ClientSurroundings(environ, "/"))
+            work = asked.fetch(f"https://good.example:{port}/", tls=None)
+            if reason:
+                await expect("unreachable", reason, work)
+            else:
+                assert (await work).status == 200
+
+        nursery.start_soon(fetch_with, {"SSL_CERT_FILE": str(file)}, "")
+        nursery.start_soon(fetch_with, {}, "no valid certificate")
+        nursery.start_soon(fetch_with, {"SSL_CERT_DIR": str(tmp_path)}, "no valid certificate")
+        nursery.start_soon(fetch_with, {"SSL_CERT_FILE": "/nowhere"}, "SSL_CERT_FILE cannot be read")
 
 
 @pytest.mark.trio

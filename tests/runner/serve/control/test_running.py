@@ -18,6 +18,7 @@ from runner.ledger.rows import Delivery, DeliveryRow, InvocationRow
 from runner.package.keys import make_key
 from runner.protocol.calls import CallRequest
 from runner.serve.control.running import BindingCall
+from runner.serve.control.settings import ControlSettings
 from runner.serve.desk import CallAnswer
 from runner.serve.refusal import Refused
 from tests.runner.serve.control.plane import SECRETS, Plane, plane, put_devkit, until
@@ -35,6 +36,7 @@ async def test_calls_by_bindings(plugin_dir: Path, tmp_path: Path) -> None:
         await made.add_package(folder)
         for question in (
             _secrets_stay,
+            _a_hidden_secret_needs_its_host,
             _a_change_counts_for_the_next_call,
             _a_disabled_binding_stops,
             _a_package_that_is_withdrawn_and_an_org_that_is_gone,
@@ -116,6 +118,16 @@ async def _secrets_stay(made: Plane) -> None:
     assert answered["usage"]["max_rss"] > 0 and answered["usage"]["bytes_out"] > 0
     assert answered["granted"]["network"]["mode"] == "none"
     assert "[secret]" in answered["stderr_tail"]
+
+
+async def _a_hidden_secret_needs_its_host(made: Plane) -> None:
+    """The org hides it at a host that the export may not reach. Without that it is called as before."""
+    usual, org = made.settings, made.settings.orgs["acme"]
+    made.settings = ControlSettings({"acme": org._replace(hide=("api_key@api.example.com:443",))})
+    refused = await made.call("a", {"do": "progress", "count": 2})
+    assert refused.status == 403 and refused.document["error"]["cause"] == "credential_network"
+    made.settings = usual
+    assert (await made.call("a", {"do": "progress", "count": 2})).status == 200
 
 
 async def _a_change_counts_for_the_next_call(made: Plane) -> None:

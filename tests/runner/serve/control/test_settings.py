@@ -62,6 +62,14 @@ FAULTS = {
         f"[orgs.a]\n{URL}gateway_token_command = ['/bin/true']\ngateway_token_lifetime = 'long'",
         "gateway_token_lifetime: ",
     ),
+    "a hidden secret that is none": (
+        "[orgs.a]\nhide = ['key@api.example.com']",
+        "'key' is none of the secrets",
+    ),
+    "a host that is none": (
+        "[orgs.a]\nsecrets = {key = '@alpha.key'}\nhide = ['key@a b']",
+        "hide: key@a b: it",
+    ),
     "a secret with a space": ("[orgs.a]\nsecrets = {'a b' = '@alpha.key'}", "'a b' cannot be the name"),
 }
 
@@ -90,7 +98,7 @@ def test_faults_are_told_with_their_places_and_without_secrets(tmp_path: Path) -
 
 def test_tokens_and_secrets_are_found_and_never_shown(tmp_path: Path) -> None:
     market = Market(tmp_path)
-    secrets = 'secrets = {key = "@alpha.key", more = "env:MORE"}'
+    secrets = 'secrets = {key = "@alpha.key", more = "env:MORE"}\nhide = ["key@api.example.com"]'
     market.settings(
         'registries = ["ghcr.io/acme", "localhost:5000"]',
         f'[orgs.alpha]\ntokens = ["@alpha.token"]\n{secrets}',
@@ -101,6 +109,7 @@ def test_tokens_and_secrets_are_found_and_never_shown(tmp_path: Path) -> None:
         assert found.org_of(token) == ""
     assert found.secret("secret://alpha/key") == "the secret of alpha"
     assert found.secret("secret://alpha/more") == "the secret of MORE"
+    assert found.orgs["alpha"].hide == ("key@api.example.com:443",)
     for uri in ("secret://beta/key", "secret://alpha/none", "alpha/key", "secret://", ""):
         assert found.secret(uri) is None, uri
     assert found.secret_uris("alpha") == {"secret://alpha/key", "secret://alpha/more"}

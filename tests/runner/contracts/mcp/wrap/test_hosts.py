@@ -172,7 +172,7 @@ def test_what_cannot_be_caged_is_named() -> None:
         for step in wrap(read(path, (CONFIGS / file).read_bytes()))[1]
         if step.does == "leave"
     }
-    assert "container already" in reasons["github"]
+    assert reasons["github"] == "needs ghcr.io/github/github-mcp-server:latest, which is not installed"
     assert "over the network" in reasons["sentry"]
     assert "whole command line in its command" in reasons["tavily"]  # npx, too
     assert "sandboxEnabled" in reasons["boxed"]

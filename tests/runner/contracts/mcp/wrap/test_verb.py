@@ -164,12 +164,16 @@ def test_find_and_a_dry_run_say_what_wrap_will_fetch(runner_as_user: Caller, wri
     fetched = {
         "files": {"command": "npx", "args": ["-y", "@x/files", "/"]},
         "git": {"command": "/opt/no-such/uvx", "args": ["mcp-server-git"]},  # a stored program needs none
+        "image": {"command": "docker", "args": ["run", "-i", "--rm", "mcp/time"]},
+        # Its program is in the image, and not on this machine.
+        "root": {"command": "no-such-program", "x-sandbox": {"image": "python:3.13"}},
+        "both": {"command": "npx", "args": ["-y", "@x/other"], "x-sandbox": {"image": "node:24"}},
     }
     left = {
         "line": {"command": "npx -y @x/files"},
         "folder": {"command": "npx", "args": ["./here"]},
         "index": {"command": "uvx", "args": ["a"], "env": {"UV_INDEX": "x=http://x"}},
-        "box": {"command": "docker", "args": ["run", "x"]},
+        "box": {"command": "docker", "args": ["run", "--privileged", "x"]},
     }
     written = write_file(
         runner_as_user.home / ".cursor/mcp.json", json.dumps({"mcpServers": fetched | left}), 0o600
@@ -183,12 +187,17 @@ def test_find_and_a_dry_run_say_what_wrap_will_fetch(runner_as_user: Caller, wri
     assert {each["name"]: (each["state"], each["fetches"]) for each in found["servers"]} == {
         "files": ("not wrapped", ["@x/files"]),
         "git": ("not wrapped", ["mcp-server-git"]),
+        "image": ("not wrapped", ["docker.io/mcp/time:latest"]),
+        "root": ("not wrapped", ["docker.io/library/python:3.13"]),
+        "both": ("not wrapped", ["@x/other", "docker.io/library/node:24"]),
         **dict.fromkeys(left, ("left", [])),
     }
     for options in ((), ("--gateway",)):
         tried = runner_as_user("wrap", *options, written, "--dry-run")
         assert tried.returncode == 0, tried.stderr
         assert "git: will " in tried.stdout and "; mcp-server-git is fetched before that" in tried.stdout
+        told = " ".join(tried.stdout.split())
+        assert "@x/other and docker.io/library/node:24 are fetched before that" in told
         assert (
             '"gateway"' if options else '"run", "--wrapped"'
         ) in tried.stdout  # of the lines that it would write
