@@ -149,8 +149,7 @@ MANAGER = ("systemd-run",) if os.geteuid() == 0 else ("systemd-run", "--user")
 
 @functools.cache
 def busybox() -> str:
-    """A busybox that needs no libc, as images of tests have none: as scripts/setup unpacks it, or installed. ""
-    if there is none."""
+    """A busybox that needs no libc, which images of tests do not have; "" if there is none."""
     found = shutil.which("busybox", path=f"{ROOT}/.venv/busybox/bin:{SYSTEM_PATH}") or ""
     return "" if found and b"/ld-" in Path(found).read_bytes()[:4096] else found  # the name of its loader
 
