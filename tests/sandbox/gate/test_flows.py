@@ -123,17 +123,18 @@ def test_an_attempt_that_cannot_be_watched_has_failed(full: bool) -> None:
 def test_every_attempt_to_dial_counts_against_the_rate(bench: Bench) -> None:
     """A connection counts when it is accepted, with its first attempt. A host with dead addresses takes
     more."""
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
     limiter, told = bench.flows._rate_limiter, list[str]()
     assert limiter is not None
     limiter._per_second = 0  # nothing is added while it dials
     before = limiter._room
     addresses = [f"127.0.0.{number}" for number in range(1, 5)]
     bench.loop.full = False
-    Dial(bench.loop, addresses, port, lambda _, text: told.append(text), bench.flows.count_attempt)
-    while not told:
-        bench.loop.run_once(20)
+    with socket.socket() as closed:  # it does not listen, and nobody else does on its port
+        closed.bind(("", 0))
+        port = closed.getsockname()[1]
+        Dial(bench.loop, addresses, port, lambda _, text: told.append(text), bench.flows.count_attempt)
+        while not told:
+            bench.loop.run_once(20)
     assert before - limiter._room == len(addresses) - 1
 
 

@@ -64,6 +64,14 @@ def talk(connection: socket.socket, text: bytes = b"hello") -> bytes:
     return found
 
 
+def take(connection: socket.socket, count: int) -> bytes:
+    """So many bytes. A socket with a timeout returns less to recv(), also with MSG_WAITALL."""
+    found = b""
+    while len(found) < count and (piece := connection.recv(count - len(found))):
+        found += piece
+    return found
+
+
 # --- what is allowed ----------------------------------------------------------------------------------
 
 
@@ -118,7 +126,7 @@ def test_http_by_its_host(lab: Lab) -> None:
             good = request % NAME.encode()
             for at in range(len(good)):
                 client.sendall(good[at : at + 1])
-            assert client.recv(len(good), socket.MSG_WAITALL) == good
+            assert take(client, len(good)) == good
             assert talk(client) == b"hello"
         gate.wait_line(kind="connect", verdict="allowed")
         for bad in (b"evil.com", b"example.com", b"www.api.example.com", b"api.example.com.evil.com"):
@@ -373,7 +381,7 @@ def test_a_port_of_this_machine_by_its_one_word(lab: Lab, more: tuple[str, ...])
                 assert (line["port"], line["rule"]) == (OPENED, f"localhost:80,{OPENED}")
             # Also on a port where the name in clear text is judged elsewhere: here the server speaks first.
             with gate.plugin.connect("127.0.0.1", 80) as client:
-                assert client.recv(9) == b"220 first"
+                assert take(client, 9) == b"220 first"
             assert gate.ask("localhost")[0] == (0 if more else 5)
             for name in names:
                 with gate.connect(name, OPENED) as client:
@@ -442,7 +450,7 @@ def test_what_cannot_be_reached_has_failed(lab: Lab, trouble: str, reason: str) 
     if trouble != "unknown":
         lab.names.zone[NAME] = [[(NAME, A, PUBLIC)]]
     lab.names.silent = trouble == "silent"
-    plan = LINES._replace(limits=EgressLimits(dial=1.0))
+    plan = LINES._replace(limits=EgressLimits(dial=1.0)) if trouble == "silent" else LINES
     with lab.gate(plan) as gate, gate.connect(NAME, 9000) as client:
         assert is_reset(client)
         assert reason in gate.wait_line(kind="connect", verdict="failed")["reason"]
@@ -496,7 +504,7 @@ def test_a_slow_reader_does_not_stop_others(lab: Lab) -> None:
             for _ in range(20):
                 with gate.plugin.connect(address, 9000) as client:
                     client.sendall(b"n")
-                    assert client.recv(5) == b"hello"
+                    assert take(client, 5) == b"hello"
         assert _uss(gate.pid) < 8 << 20
 
 
@@ -609,29 +617,34 @@ def test_waiting_costs_nothing(lab: Lab) -> None:
         assert any(_is_quiet(gate.pid) for _ in range(60))
 
 
-@pytest.mark.parametrize("cores", [None, 0.05])
+@pytest.mark.parametrize("cores", [None, 0.01])
 def test_the_gate_keeps_to_the_cpu_limit_of_the_plugin(lab: Lab, cores: float | None) -> None:
     """A byte there and back costs the plugin little and the gate some 50 to 100 microseconds."""
     plan = LINES._replace(limits=EgressLimits(cpu=cores))
-    with echo_server(lab), lab.gate(plan) as gate, gate.connect(NAME, 9000) as client:
-        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        assert talk(client, b"x") == b"x"
+    with echo_server(lab), lab.gate(plan) as gate, contextlib.ExitStack() as held:
+        clients = [held.enter_context(gate.connect(NAME, 9000)) for _ in range(8)]
+        for client in clients:
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            assert talk(client, b"x") == b"x"
         began, before, is_over = time.monotonic(), _ticks(gate.pid), False
-        # Without a limit the gate soon uses more than 0.05 allows. With one it has two seconds to try it.
+        # Without a limit the gate soon uses more than 0.01 allows, on a very busy machine too: at each turn
+        # it has several connections to look after. With one it has two seconds to try it.
         until = began + (2.0 if cores else 60.0)
         while not is_over and time.monotonic() < until:
-            for _ in range(100):
-                assert talk(client, b"x") == b"x"
+            for client in clients:
+                client.sendall(b"x")
+            for client in clients:
+                assert client.recv(1) == b"x"
             used = (_ticks(gate.pid) - before) / os.sysconf("SC_CLK_TCK")
             # What it may use at once is in it. A busy machine leaves the gate less, and never more.
-            is_over = used > 0.16 + 0.05 * (time.monotonic() - began)
+            is_over = used > 0.16 + 0.01 * (time.monotonic() - began)
         assert is_over == (cores is None)
 
 
 def test_the_cpu_time_limit_of_the_plugin_ends_the_gate(lab: Lab) -> None:
     plan = LINES._replace(limits=EgressLimits(cpu_time=0.1))
     with echo_server(lab), lab.gate(plan) as gate, gate.connect(NAME, 9000) as client:
-        with contextlib.suppress(ConnectionResetError):
+        with contextlib.suppress(ConnectionError):
             for _ in range(50000):
                 assert talk(client, b"x") == b"x"
         assert gate.end() == EXIT_ENDED
@@ -716,8 +729,8 @@ def test_questions_over_tcp(lab: Lab) -> None:
         with gate.plugin.connect("127.0.0.1", 53) as client:
             client.sendall(framed * 5)
             for _ in range(5):
-                length = int.from_bytes(client.recv(2, socket.MSG_WAITALL), "big")
-                reply = client.recv(length, socket.MSG_WAITALL)
+                length = int.from_bytes(take(client, 2), "big")
+                reply = take(client, length)
                 assert read_addresses(reply, len(message)) == (0, ["198.18.128.1"])
             client.sendall(framed[:1])  # and never the rest
             with contextlib.ExitStack() as held:
