@@ -47,7 +47,8 @@ class Server:
         self.seen = bytearray()  # what serve_http() has read
         self.connections = self.ended = 0
         self.errors: list[str] = []
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._threads = [threading.Thread(target=self._serve, daemon=True)]
+        self._threads[0].start()
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
@@ -55,7 +56,8 @@ class Server:
                 connection, _ = self._listener.accept()
                 connection.settimeout(SECONDS)
                 self.connections += 1
-                threading.Thread(target=self._handle, args=(connection,), daemon=True).start()
+                self._threads.append(threading.Thread(target=self._handle, args=(connection,), daemon=True))
+                self._threads[-1].start()
 
     def _handle(self, connection: Any) -> None:
         try:
@@ -78,6 +80,11 @@ class Server:
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
+
+    def join(self) -> None:
+        """When the broker has ended: no descriptor is left to be closed in the middle of another test."""
+        for thread in self._threads:
+            thread.join(SECONDS)
 
 
 class Reader:
@@ -200,6 +207,8 @@ class Rig:
         for server in self._servers:
             server.close()
         code = self.process.wait(SECONDS)
+        for server in self._servers:
+            server.join()
         assert self.process.stderr is not None
         self.process.stderr.close()
         with contextlib.suppress(OSError):
