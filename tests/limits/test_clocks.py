@@ -315,7 +315,7 @@ WAITS = f"{SH}echo ready; read word; echo $word; exit 3\n"
 
 def test_a_launch_limit_does_not_end_a_running_plugin(box: Box) -> None:
     """The launch limit does not apply once the program runs."""
-    box.caller = altered(box.caller, CHECK_LAUNCH_LATE.format(seconds=30))
+    box.caller = altered(box.caller, CHECK_LAUNCH_LATE.format(seconds=100))
     with box.running(WAITS, "--limit", "launch=1ms") as running:
         running.say("still here")
         result = running.end()
@@ -328,7 +328,7 @@ def test_a_launch_limit_for_root_without_cap_sys_ptrace(
 ) -> None:
     """Root without CAP_SYS_PTRACE, as in containers, may not read /proc files of other users' processes."""
     lesser = ("/usr/bin/setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace", "--")
-    caller = altered(replace(runner_as_root, prefix=lesser), CHECK_LAUNCH_LATE.format(seconds=30))
+    caller = altered(replace(runner_as_root, prefix=lesser), CHECK_LAUNCH_LATE.format(seconds=100))
     with Box(caller, plugin_dir).running(WAITS, "--limit", "launch=1ms") as running:
         running.say("still here")
         result = running.end()

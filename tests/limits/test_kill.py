@@ -79,7 +79,8 @@ def is_incomplete(result: Result) -> list[int]:
     return left
 
 
-SLEEPS = f"{SH}echo ready; sleep 1000\n"
+# One process: a child of it may need a moment to die, and would be among those that are left.
+SLEEPS = f"{SH}echo ready; exec sleep 1000\n"
 LIMITS = ("--memory", "64M", "--pids", "20", "--cpu", "0.05")
 
 

@@ -299,14 +299,16 @@ while sent < {enough} and len(held) < 400:
         except OSError:
             time.sleep(0.002)
     print(json.dumps(sent), flush=True)
+while sent >= {enough} and {waits}:
+    time.sleep(1)
 """
 
 
 def test_socket_buffers_count_as_memory(box: Box) -> None:
     if not by_cgroup(box, "memory"):
         pytest.skip("no cgroup enforces memory here")
-    code = SOCKETS.format(enough=64 * MIB)
-    result = box.run(code, limits={"memory": "32M"})
-    assert 0 < result.printed < 64 * MIB
-    control = box.run(code, limits={"memory": "1G"})
-    assert control.printed >= 64 * MIB
+    # The kernel refuses it more, or the runner ends it: whenever it looks, so it does not end by itself.
+    result = box.run(SOCKETS.format(enough=64 * MIB, waits=True), limits={"memory": "32M"})
+    assert result.printed > 0 and (result.printed < 64 * MIB or result.outcome == OOM)
+    control = box.run(SOCKETS.format(enough=64 * MIB, waits=False), limits={"memory": "1G"})
+    assert control.printed >= 64 * MIB and control.outcome == OK
