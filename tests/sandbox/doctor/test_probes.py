@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sysconfig
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,10 +88,12 @@ def test_a_child_that_hangs_is_ended() -> None:
         note("before", 0)
         signal.pause()
 
-    started = time.monotonic()
-    outcome = in_child(act, timeout=0.1)
-    assert (outcome.steps, outcome.late) == ({"before": 0}, True)
-    assert time.monotonic() - started < 60
+    for seconds in (0.1, 1.0, 10.0):  # until it has had time to begin
+        outcome = in_child(act, timeout=seconds)
+        assert outcome.late
+        if outcome.steps:
+            break
+    assert outcome.steps == {"before": 0}
 
 
 @pytest.mark.launches
