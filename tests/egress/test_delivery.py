@@ -22,7 +22,7 @@ line.sendall(b"z" * 300000)
 FLOOD = """
 import socket
 line = socket.create_connection(("ipv4.example.com", 9))
-line.settimeout(1)
+line.settimeout(3)
 try:
     while True:
         line.send(b"z" * 65536)

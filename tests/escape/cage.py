@@ -149,7 +149,7 @@ class ProbeCage:
                 assert line == b"ready\n", line + (process.stderr.read() if process.stderr else b"")
                 running = Running(process)
                 yield running
-                running.out, _ = process.communicate(timeout=20)
+                running.out, _ = process.communicate(timeout=60)
             except BaseException:
                 process.kill()
                 raise

@@ -22,8 +22,9 @@ from tests.tables import REPEAT
 # the kills are some 5 ms apart.
 KILLS = 36 * REPEAT
 AT_ONCE = 4
-# The last kills come after the plugin has printed "ready", so that some hit a running plugin.
-STRETCH = 1.3
+# The last kills come after the plugin has printed "ready", so that some hit a running plugin. If none did, the
+# machine has become busier meanwhile: then over a longer time.
+STRETCHES = (1.3, 5.0, 20.0)
 # Processes of a complete launch: the runner, two of bubblewrap, the plugin and its daemon.
 WHOLE_TREE = 5
 
@@ -51,17 +52,19 @@ def test_a_killed_runner_leaves_nothing_behind(cage_with_state: ProbeCage) -> No
     pids: set[int] = set()
     try:
         duration = max(_time_to_ready(cage, command, pids) for _ in range(3)) * AT_ONCE / 2
-        moments = [STRETCH * duration * number / KILLS for number in range(KILLS)]
-        random.Random(7).shuffle(moments)
-        for start in range(0, KILLS, AT_ONCE):
-            _kill_at(cage, command, moments[start : start + AT_ONCE], sizes, seen, pids)
-            left = descendants() - before
-            assert vanished(left), f"still there: {[_cmdline(pid) for pid in left]}"
+        for stretch in STRETCHES:
+            moments = [stretch * duration * number / KILLS for number in range(KILLS)]
+            random.Random(7).shuffle(moments)
+            for start in range(0, KILLS, AT_ONCE):
+                _kill_at(cage, command, moments[start : start + AT_ONCE], sizes, seen, pids)
+                left = descendants() - before
+                assert vanished(left), f"still there: {[_cmdline(pid) for pid in left]}"
+            whole_trees = sum(n for size, n in sizes.items() if size >= WHOLE_TREE)
+            if whole_trees >= 2:
+                break
         seen -= own_namespaces
         assert sizes[1] >= 2, f"no kill met the runner before it had started anything: {sizes}"
-        assert sum(n for size, n in sizes.items() if size >= WHOLE_TREE) >= 2, (
-            f"no kill met a plugin: {sizes}"
-        )
+        assert whole_trees >= 2, f"no kill met a plugin: {sizes}"
         assert seen, "no namespaces were seen, so their absence says nothing"
         assert not seen & _held_namespaces(before), "a namespace has outlived its processes"
         assert set(os.listdir(state)) <= {"held"}

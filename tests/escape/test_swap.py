@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,8 +20,9 @@ from tests.tables import REPEAT
 # Before a release run RUNNER_TEST_REPEAT=5.
 LAUNCHES = 100 * REPEAT
 WORKERS = 2
-# Both outcomes have to occur this often, or the swapping was too slow or too fast.
+# Both outcomes have to occur this often. How often they do in so many launches depends on the machine.
 AT_LEAST = 10
+MOST_ROUNDS = 10
 
 
 def swap_for_ever(directory: str, link: str) -> None:
@@ -115,20 +117,25 @@ def test_no_launch_shows_the_target_of_the_swapped_link(
         plugin_dir / "plugin/nexo-plugin.toml",
         _MANIFEST.format(args=toml([f"{source}/who"]), tables=sandbox_table(read=[str(source)])),
     )
+    seen: Counter[str] = Counter()
+
+    def is_enough() -> bool:
+        """126: the runner noticed the swap. 125: bubblewrap found another file mounted than it was given."""
+        return min(seen["mine"], seen["status 125"] + seen["status 126"]) >= AT_LEAST
+
     with _swapping(runner_as, victim, link):
-        workers = [
-            elsewhere.start(runner_as, launch, str(manifest), LAUNCHES // WORKERS, stderr=subprocess.PIPE)
-            for _ in range(WORKERS)
-        ]
-        results = [_result(worker) for worker in workers]
-    seen = {name: sum(result.get(name, 0) for result in results) for result in results for name in result}
-    assert "other" not in seen
-    assert seen.get("mine", 0) >= AT_LEAST, seen
-    # 126: the runner noticed the swap. 125: bubblewrap found another file mounted than it was given.
-    # 1: the path did not exist at that moment, and cat failed. Nothing else may happen.
-    refused = sum(count for name, count in seen.items() if name in ("status 125", "status 126"))
-    assert refused >= AT_LEAST, seen
+        for _ in range(MOST_ROUNDS):
+            workers = [
+                elsewhere.start(runner_as, launch, str(manifest), LAUNCHES // WORKERS, stderr=subprocess.PIPE)
+                for _ in range(WORKERS)
+            ]
+            for worker in workers:
+                seen.update(_result(worker))
+            if is_enough():
+                break
+    # 1: the path did not exist at that moment, and cat failed. Nothing else may happen: never "other".
     assert set(seen) <= {"mine", "status 125", "status 126", "status 1"}, seen
+    assert is_enough(), seen
 
 
 def _result(worker: subprocess.Popen[bytes]) -> dict[str, int]:
