@@ -690,7 +690,11 @@ class Traces:
 def traces() -> Traces:
     """This machine's mounts, files in the folders the runner uses, and cgroups of ended runners."""
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
-    files = {str(path) for path in Path("/run/runner").rglob("*")} - {"/run/runner/uids"}
+    files = {
+        f"{folder}/{name}"
+        for folder, folders, names in os.walk("/run/runner")  # skips what others remove meanwhile
+        for name in (*folders, *names)
+    } - {"/run/runner/uids"}
     for place in ("/tmp", "/var/tmp", "/dev/shm"):
         with contextlib.suppress(FileNotFoundError):
             files |= {f"{place}/{name}" for name in os.listdir(place) if _MADE_BY_THE_RUNNER.match(name)}

@@ -28,7 +28,7 @@ HOME = "/srv/before/home"
 RUNNER = "/srv/before/runner/.venv/bin/runner"
 SOCKET = "daemon/serve.sock"
 CLAUDE = ".config/Claude/claude_desktop_config.json"
-PLAN_SECONDS = 60  # files have to be some seconds old before a plan rests on them
+PLAN_SECONDS = 240  # files have to be some seconds old before a plan rests on them
 DAEMON_SECONDS = 120
 # Of the second state's ledger: plugins, outcomes and keys.
 CALLS = {
