@@ -21,12 +21,12 @@ def empty_root_store(root: Caller, folder: Path) -> Iterator[Caller]:
     (folder / "store").mkdir()
     script = f'mount --bind "$0" {_PLACE} && exec "$@"'
     alone = ("/usr/bin/unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script)
-    with _mount_point():
+    with mount_point():
         yield replace(root, prefix=(*root.prefix, *alone, str(folder / "store")))
 
 
 @contextmanager
-def _mount_point() -> Iterator[None]:
+def mount_point() -> Iterator[None]:
     """The folder is there while any test uses it. The last one removes it, if nobody put something there."""
     while True:
         _PLACE.mkdir(parents=True, exist_ok=True)

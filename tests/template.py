@@ -22,7 +22,9 @@ from typing import Any
 
 import pytest
 
+from sandbox.identity.state import state_root
 from tests.conftest import ROOT, SYSTEM_PATH, Caller, _become_user, lacks
+from tests.root_store import mount_point
 
 # The Popen arguments that a template supports. With any other the process is started normally.
 _KNOWN = {"stdin", "stdout", "stderr", "pass_fds", "start_new_session", "bufsize"}
@@ -306,17 +308,30 @@ def settled(caller: Caller) -> Caller:
 @pytest.fixture(scope="session")
 def templates(request: pytest.FixtureRequest) -> Iterator[None]:
     """Runs the templates until the session ends. Request it before leak checks, which would count them."""
-    if os.environ.get("RUNNER_TEST_FRESH"):
+    with contextlib.ExitStack() as stack:
+        if not lacks("root"):
+            stack.enter_context(_places_of_root())
+        stack.enter_context(_running([] if os.environ.get("RUNNER_TEST_FRESH") else _kinds(request)))
         yield
-        return
+
+
+@contextlib.contextmanager
+def _places_of_root() -> Iterator[None]:
+    """Each stored plan of root's says whether these are there. So no test makes or removes them beside one
+    that expects its stored plan to be used."""
+    os.makedirs(state_root({}), mode=0o711, exist_ok=True)
+    with mount_point():
+        yield
+
+
+def _kinds(request: pytest.FixtureRequest) -> list[_Kind]:
     kinds: list[_Kind] = []
     if not lacks("root"):
         kinds.append(((), (sys.executable,), str(ROOT)))
     if not lacks("user"):
         python, pythonpath = request.getfixturevalue("_code_for_everybody")
         kinds.append((tuple(_become_user()), tuple(python), pythonpath))
-    with _running(kinds):
-        yield
+    return kinds
 
 
 @contextlib.contextmanager
