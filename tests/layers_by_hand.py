@@ -47,11 +47,23 @@ def stage(home: Path, owner: int | None = None, roots: tuple[str, ...] = ()) -> 
             os.chown(path, owner, owner, follow_symlinks=False)
     for name in roots:
         os.chown(folder / name, 0, 0)
+    _let_the_clock_go_on(folder)
     ids = (os.geteuid(), os.getegid()) if owner is None else (owner, owner)
     status = folder.stat()
     known = StagedFolder(str(folder), status.st_dev, status.st_ino, ids)
     with open_changeset(str(home / "store"), "demo", [known], os.geteuid(), os.getegid()) as opened:
         yield Staged(opened)
+
+
+def _let_the_clock_go_on(folder: Path) -> None:
+    """What is there was changed before the changeset begins, also by a clock that ticks every 10 ms."""
+    newest = max(path.lstat().st_ctime_ns for path in (folder, *folder.rglob("*")))
+    clock = folder.with_name("clock")
+    while True:
+        clock.touch()
+        if clock.stat().st_ctime_ns > newest:
+            break
+    clock.unlink()
 
 
 def file(path: str, text: str = "new\n", mode: int = 0o644) -> Callable[[Staged], None]:
