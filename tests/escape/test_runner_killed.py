@@ -22,8 +22,8 @@ from tests.tables import REPEAT
 # the kills are some 5 ms apart.
 KILLS = 36 * REPEAT
 AT_ONCE = 4
-# The last kills come after the plugin has printed "ready", so that some hit a running plugin. If none did, the
-# machine has become busier meanwhile: then over a longer time.
+# The last kills come after the plugin has printed "ready", so that some hit a running plugin. If none did,
+# the machine has become busier meanwhile: then over a longer time.
 STRETCHES = (1.3, 5.0, 20.0)
 # Processes of a complete launch: the runner, two of bubblewrap, the plugin and its daemon.
 WHOLE_TREE = 5
