@@ -95,7 +95,7 @@ def _lacks_user() -> str:
         return "needs setpriv (apt-get install util-linux) to become an ordinary user"
     probe = [*_become_user(), "bwrap", "--unshare-user", "--unshare-pid", "--ro-bind", "/", "/", "true"]
     try:
-        done = subprocess.run(probe, capture_output=True, text=True, timeout=20, env={"PATH": SYSTEM_PATH})
+        done = subprocess.run(probe, capture_output=True, text=True, timeout=60, env={"PATH": SYSTEM_PATH})
     except OSError as error:
         return f"needs bubblewrap: {error}"
     return "" if done.returncode == 0 else f"needs unprivileged user namespaces: {done.stderr.strip()}"

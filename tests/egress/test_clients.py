@@ -98,7 +98,7 @@ import json, os, socket, struct
 
 def ask(protocol, *messages):
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol) as kernel:
-        kernel.settimeout(20)
+        kernel.settimeout(60)
         kernel.send(b"".join(messages))
         reply = kernel.recv(65536)
     code = struct.unpack_from("=i", reply, 16)[0]

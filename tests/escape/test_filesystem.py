@@ -448,11 +448,11 @@ def test_a_folder_with_a_socket_is_refused(cage: ProbeCage) -> None:
             stdout=subprocess.PIPE,
         )
         with process:
-            server.settimeout(20)
+            server.settimeout(60)
             link, _ = server.accept()
             with link:
                 link.send(b"through")
-            out, _ = process.communicate(timeout=20)
+            out, _ = process.communicate(timeout=60)
         assert b"through" in out
 
 

@@ -151,7 +151,7 @@ def test_a_lock_on_the_state_directory_does_not_block_a_launch(
         assert first.stdout.readline() == b"held\n"
         second = runner_as("exec", "--deadline", "1", "--state-dir", state, plugin)
         assert second.returncode == 124 and second.stdout == ""
-        first.communicate(b"done\n", timeout=30)
+        first.communicate(b"done\n", timeout=60)
 
 
 def test_a_folder_below_the_state_directory_is_created(
@@ -190,7 +190,7 @@ def test_a_report_does_not_replace_a_device_or_fifo(runner_as_root: Caller, plug
         held = os.open(fifo, os.O_WRONLY)  # returns when the reader is there
         assert runner_as_root("exec", "--report", fifo, plugin).returncode == 0
         os.close(held)
-        assert json.loads(reader.communicate(timeout=30)[0])["outcome"]["code"] == "ok"
+        assert json.loads(reader.communicate(timeout=60)[0])["outcome"]["code"] == "ok"
     # /dev/stdout is a link to a link to "pipe:[…]", which is not a path. The pipe belongs to this process.
     done = runner_as_root("exec", "--report", "/dev/stdout", plugin)
     assert json.loads(done.stdout.splitlines()[-1])["schema"] == "runner.report.v1", done.stderr

@@ -272,8 +272,8 @@ def test_a_plugin_cannot_use_up_the_inotify_instances_of_others(cage: ProbeCage)
     ) as first:
         assert first.stdout is not None
         assert first.stdout.readline() == b"ready\n"
-        second = subprocess.run([*words, "inotify"], capture_output=True, text=True, timeout=20)
-        first.communicate(timeout=20)
+        second = subprocess.run([*words, "inotify"], capture_output=True, text=True, timeout=60)
+        first.communicate(timeout=60)
     assert json.loads(second.stdout) == {"refused": "EMFILE"}
 
 

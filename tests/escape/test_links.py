@@ -156,7 +156,7 @@ def test_a_fifo_of_another_user_gets_no_report(runner_as_root: Caller, plugin: P
         held = os.open(fifo, os.O_WRONLY)  # returns when the reader is there
         done = runner_as_root("exec", "--report", fifo, plugin)
         os.close(held)
-        assert reader.communicate(timeout=30)[0] == b""
+        assert reader.communicate(timeout=60)[0] == b""
     assert done.returncode == 2 and f"belongs to uid {OTHER}" in done.stderr
 
 

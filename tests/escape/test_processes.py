@@ -74,7 +74,7 @@ def test_other_processes_are_neither_seen_nor_signalled(cage: ProbeCage) -> None
             assert everybody.answer in ({"done": True}, {"refused": "ESRCH"})
             assert sentinel.poll() is None
             assert cage.outside("kill", str(sentinel.pid), "9").done is True
-            assert sentinel.wait(timeout=20) == -signal.SIGKILL
+            assert sentinel.wait(timeout=60) == -signal.SIGKILL
         finally:
             sentinel.kill()
     # Pid 1 has the same uid as the plugin: its memory and its root are closed.
@@ -97,7 +97,7 @@ def test_a_daemon_ends_with_its_plugin(cage: ProbeCage) -> None:
     with subprocess.Popen(words, stdout=subprocess.PIPE) as control:
         assert control.stdout is not None
         daemon = json.loads(control.stdout.readline())["done"]
-        control.wait(timeout=20)
+        control.wait(timeout=60)
         assert daemon in descendants() - before
         os.kill(daemon, signal.SIGKILL)
         assert vanished({daemon})
@@ -110,7 +110,7 @@ def test_a_signal_to_the_runner_ends_every_process(cage: ProbeCage, number: sign
         inside = descendants() - before
         assert len(inside) >= 5  # the runner, two of bubblewrap, the plugin and its daemon
         running.process.send_signal(number)
-        assert running.process.wait(timeout=20) == 128 + number
+        assert running.process.wait(timeout=60) == 128 + number
         assert vanished(inside)
 
 
@@ -131,7 +131,7 @@ def test_the_death_of_the_caller_ends_every_process(cage: ProbeCage) -> None:
         tree = descendants() - before
         assert len(tree) >= 5  # the caller, the runner, two of bubblewrap, the plugin and its daemon
         caller.kill()
-        caller.wait(timeout=20)
+        caller.wait(timeout=60)
         assert vanished(tree)
 
 

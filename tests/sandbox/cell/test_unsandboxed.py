@@ -158,7 +158,7 @@ def test_the_runners_death_ends_the_program(runner_as: Caller) -> None:
     with elsewhere.start(runner_as, started, given, using=(cage,)) as runner:
         assert elsewhere.line(runner) == b"ready\n"
         runner.kill()
-        assert runner.communicate(timeout=20)[0] == b""
+        assert runner.communicate(timeout=60)[0] == b""
 
 
 # --- limits -----------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ class Desk:
         self.read_end, self.write_end = os.pipe()
         os.set_blocking(self.read_end, False)
         self.broker, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.broker.settimeout(20)
+        self.broker.settimeout(60)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         audit = AuditPipe(self.loop, self.write_end)
         self.channel = BrokerChannel(self.loop, ours.detach(), parse_rules(RULES), audit)

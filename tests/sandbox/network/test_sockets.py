@@ -31,8 +31,8 @@ def _send(end: socket.socket, header: bytes, count: int) -> None:
         os.close(write)
 
 
-def _open_descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+def _open_descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
 
 
 COUNTS = [(0, 0, 0), (4, 0, 1), (0, 2, 0), (MOST_SOCKETS - 5, 2, 1)]
@@ -66,7 +66,7 @@ def test_a_wrong_number_is_refused_and_closed(pair: Pair, header: bytes, count: 
     _send(pair[0], header, count)
     with pytest.raises(ConnectionError, match="arrived"):
         receive_sockets(pair[1].fileno())
-    assert _open_descriptors() == before
+    assert _open_descriptors() <= before
 
 
 def test_an_end_before_the_sockets_is_told(pair: Pair) -> None:

@@ -607,7 +607,7 @@ def test_a_pyvenv_cfg_that_is_a_fifo_does_not_block_the_runner(plugin: Path, wri
         "resolve('./run', (), directory=sys.argv[1], search_path='/usr/bin', roots=['/usr', sys.argv[1]],"
         " rules=ShowRules(lambda _: None, lambda _: False), trusted=False)"
     )
-    subprocess.run(["/usr/bin/python3", "-c", program, plugin], timeout=20, check=True, cwd=ROOT)
+    subprocess.run(["/usr/bin/python3", "-c", program, plugin], timeout=60, check=True, cwd=ROOT)
 
 
 @pytest.mark.parametrize("how", ["command", "shebang", "env", "loader", "venv"])

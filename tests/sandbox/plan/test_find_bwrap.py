@@ -185,5 +185,5 @@ def test_finding_it_starts_no_process_and_loads_nothing_slow() -> None:
         "print(started, sorted(slow))\n"
     )
     argv = [sys.executable, "-S", "-c", code]
-    done = subprocess.run(argv, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(argv, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60)
     assert (done.stdout, done.stderr) == ("[] []\n", "")

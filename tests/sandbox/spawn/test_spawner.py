@@ -639,7 +639,7 @@ def test_the_runners_death_takes_daemons_along(runner_as: Caller) -> None:
 
 def end_of_output(process: subprocess.Popen[bytes]) -> bytes:
     try:
-        return process.communicate(timeout=20)[0]
+        return process.communicate(timeout=60)[0]
     except subprocess.TimeoutExpired:
         process.kill()
         pytest.fail("something of the tree outlived the runner")
@@ -704,7 +704,7 @@ def test_each_program_has_a_session_keyring_of_its_own(runner_as: Caller) -> Non
 def test_processes_the_program_leaves_end_with_it(runner_as: Caller) -> None:
     """Also if the program is not bwrap and has set up nothing: the cell's init ends them."""
     given = order(runner_as, "/bin/sh", "-c", "setsid sleep 1000 >/dev/null & exit 7")
-    assert elsewhere.run(runner_as, output_of, given, timeout=20.0) == "\n7"
+    assert elsewhere.run(runner_as, output_of, given, timeout=60.0) == "\n7"
 
 
 # --- cgroups -----------------------------------------------------------------------------------------------
