@@ -233,7 +233,6 @@ class Lab:
         self.internet.ip("-6", "addr", "add", f"{PUBLIC_6}/128", "dev", "lo", "nodad")
         self.names = NameServerDouble(self.internet)
         self.folder = tempfile.TemporaryDirectory()
-        (Path(self.folder.name) / "resolv.conf").write_text(f"nameserver {NAME_SERVER}\n")
         (Path(self.folder.name) / "hosts").write_text("127.0.0.1 localhost\n93.184.216.35 static.example\n")
         os.chmod(self.folder.name, 0o755)
 
@@ -245,8 +244,11 @@ class Lab:
 
     @contextlib.contextmanager
     def gate(
-        self, plan: EgressPlan, *, user: bool = False, gets: EgressPlan | None = None
+        self, plan: EgressPlan, *, user: bool = False, gets: EgressPlan | None = None, asks: str = ""
     ) -> Iterator[GateDouble]:
+        """`asks`: options of resolv.conf."""
+        resolver = f"nameserver {NAME_SERVER}\noptions {asks}\n"
+        (Path(self.folder.name) / "resolv.conf").write_text(resolver)
         double = GateDouble(self, plan, user, gets or plan)
         try:
             yield double

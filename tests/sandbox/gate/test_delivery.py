@@ -117,7 +117,7 @@ def test_a_server_that_answers_while_it_reads_gets_everything(lab: Lab) -> None:
 def test_what_was_sent_before_the_name_was_known_arrives(lab: Lab, plan: EgressPlan) -> None:
     port = 80 if plan is JUDGED else 9000
     request = f"GET / HTTP/1.1\r\nHost: {NAME}\r\n\r\n".encode()
-    with slow_server(lab, port) as server, lab.gate(plan) as gate:
+    with slow_server(lab, port) as server, lab.gate(plan, asks="attempts:5") as gate:
         lab.names.silent = True
         assert send_and_end(gate.connect(NAME, port), request) == len(request)
         while not any(name == NAME for name, _ in list(lab.names.asked)):
