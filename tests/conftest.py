@@ -737,11 +737,11 @@ def descendants() -> set[int]:
         if not name.isdecimal():
             continue
         try:
-            stat = Path(f"/proc/{name}/stat").read_text()
+            stat = Path(f"/proc/{name}/stat").read_bytes()  # with the name of a program, in any encoding
         except OSError:  # it ended after the listing
             continue
-        state, parent = stat.rpartition(")")[2].split()[:2]
-        if state not in "ZX":
+        state, parent = stat.rpartition(b")")[2].split()[:2]
+        if state not in b"ZX":
             parents[int(name)] = int(parent)
     family = {os.getpid()}
     while True:

@@ -226,6 +226,6 @@ def _tasks_below(pid: int) -> int:
 
 def _parent(name: str) -> int:
     try:
-        return int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
+        return int(Path(f"/proc/{name}/stat").read_bytes().rpartition(b")")[2].split()[1])
     except OSError:
         return 0
