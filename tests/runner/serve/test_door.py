@@ -59,8 +59,7 @@ from tests.tables import check_rows
 async def test_bodies_and_headers_are_bounded_in_size_and_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "HEADER_SECONDS", 0.5)
-    async with house(tmp_path, most_body_bytes=1000, body_seconds=0.5) as door:
+    async with house(tmp_path, most_body_bytes=1000) as door:
         post = {"method": "POST"}
         host = "Host: localhost"
         # One byte too long, by its header or by its bytes; the control is one byte shorter.
@@ -73,10 +72,7 @@ async def test_bodies_and_headers_are_bounded_in_size_and_time(
         async with await door.connect() as stream:
             with pytest.raises(trio.BrokenResourceError):
                 await stream.send_all(chunked + (b"10000\r\n" + b"x" * 65536 + b"\r\n") * 400)
-        # A body that does not come, a header that does not end, a header that is too long.
-        slow = b"POST /deliveries HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nabc"
-        assert (status(found := await door.ask(slow)), code(found)) == (408, "slow_body")
-        assert await door.ask(b"GET /health HTT") == b""
+        # A header that is too long.
         assert status(await door.ask(b"GET /health HTTP/1.1\r\nX: " + b"x" * 20_000)) == 431
         whole = await door.ask(request("/health", host, "X: " + "x" * 20_000))  # it arrives at once
         assert (status(whole), code(whole)) == (431, "header_too_large")
@@ -107,6 +103,12 @@ async def test_bodies_and_headers_are_bounded_in_size_and_time(
                 assert status(await answer(stream)) == 200
         # The daemon still answers.
         assert status(await door.ask(GET)) == 200
+    # A body that does not come, and a header that does not end: only these meet short clocks.
+    async with house(tmp_path, body_seconds=0.1) as door:
+        slow = b"POST /deliveries HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nabc"
+        assert (status(found := await door.ask(slow)), code(found)) == (408, "slow_body")
+        monkeypatch.setattr(room, "HEADER_SECONDS", 0.1)
+        assert await door.ask(b"GET /health HTT") == b""
 
 
 class _Unguarded(HttpConnection):
@@ -254,7 +256,10 @@ def test_a_key_of_the_command_line_begins_no_other_request(
 
 
 @pytest.mark.trio
-async def test_a_thousand_idle_connections_are_bounded_and_told(tmp_path: Path) -> None:
+async def test_a_thousand_idle_connections_are_bounded_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "HEADER_SECONDS", 3600.0)  # those that are held stay
     async with house(tmp_path, most_connections=50) as door:
         held = [await door.connect() for _ in range(50)]
         refused = 0
@@ -269,12 +274,11 @@ async def test_a_thousand_idle_connections_are_bounded_and_told(tmp_path: Path) 
         assert status(await answer(held[0])) == 200
         for stream in held[1:]:
             await stream.aclose()
-        for _ in range(100):  # the door hears of the closed ones one by one
-            if (found := await door.ask(GET)) and status(found) == 200:
-                break
-        assert status(found) == 200
+        with trio.fail_after(60):
+            while status(await door.ask(GET)) != 200:  # the door hears of the closed ones one by one
+                refused += 1
         text = await door.ask(request("/metrics", "Host: localhost"))
-        assert b'runner_refusals_total{reason="too_many_connections"} 9' in text
+        assert b'runner_refusals_total{reason="too_many_connections"} %d.0\n' % refused in text
         await held[0].aclose()
 
 

@@ -102,7 +102,8 @@ async def hold(door: House, count: int, sent: bytes = b"") -> list[trio.abc.Stre
 async def test_idle_connections_of_a_stranger_lock_nobody_out(
     tmp_path: Path, sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "STRANGER_SECONDS", 3600.0)
+    for name in ("STRANGER_SECONDS", "HEADER_SECONDS"):
+        monkeypatch.setattr(room, name, 3600.0)
     # One of four places is by TCP: eight, and four for strangers.
     async with house(tmp_path, most_connections=32) as door, await door.connect(tcp=True) as known:
         await known.send_all(KNOWN)

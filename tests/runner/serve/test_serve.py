@@ -441,6 +441,9 @@ def test_a_killed_daemon_leaves_no_process_and_no_call_without_an_outcome(
         served.process.wait()
         assert len(below) > 5 and vanished(below)
     with serving(runner_as, shelf) as served:
+        delivery = served.ask("GET", "/deliveries/d1")[1]  # first: it is tried again after some seconds
+        assert (delivery["state"], delivery["attempt"], delivery["code"]) == ("queued", 1, UNKNOWN)
+        assert delivery["due"] > delivery["created"]
         for tool, name in ids.items():
             record = served.ask("GET", f"/calls/{name}")[1]
             effect = "read_only" if tool == "peek" else "unknown"
@@ -453,9 +456,6 @@ def test_a_killed_daemon_leaves_no_process_and_no_call_without_an_outcome(
         assert name == "accepted" and accepted["id"] != ids["peek"]
         served.ask("DELETE", f"/calls/{accepted['id']}")
         list(again)
-        delivery = served.ask("GET", "/deliveries/d1")[1]
-        assert (delivery["state"], delivery["attempt"], delivery["code"]) == ("queued", 1, UNKNOWN)
-        assert delivery["due"] > delivery["created"]
         served.end()
 
 
