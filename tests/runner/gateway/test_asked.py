@@ -284,8 +284,8 @@ async def test_a_host_is_refused_asked_about_and_reached(
 
         assert "not reached" in await reach("other.example.org")
         assert "not reached" in await reach("api.example.com")
-        answers = [await reach("api.example.com") for _ in range(2)]
-        assert answers[-1] == "reached", answers
+        while (said := await reach("api.example.com")) != "reached":  # a gate may tell later than a plugin
+            assert "not reached" in said
         assert "not reached" in await reach("other.example.org")  # it is asked about once
     assert [text.split(",")[0] for text in person.asked] == [
         "reaching tried to reach other.example.org:443",

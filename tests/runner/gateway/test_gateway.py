@@ -142,6 +142,16 @@ class Heard:
         self.logged.append((params.level, params.logger, params.data))
         self.spoken.set()
 
+    async def until(self, *words: str) -> str:
+        """Wait until it was told all of these. Returns all that it was told."""
+        while not all(word in self.told() for word in words):
+            await self.spoken.wait()
+            self.spoken = trio.Event()
+        return self.told()
+
+    def told(self) -> str:
+        return "\n".join(str(data) for _, _, data in self.logged)
+
     async def message(self, message: Any) -> None:
         if isinstance(message, types.ToolListChangedNotification):
             self.changed.set()
@@ -241,8 +251,7 @@ async def check_server(client: Client, heard: Heard, server: str, *, newer: bool
 # Starts, and never answers. It ends when somebody writes into its file.
 SILENT = """#!/usr/bin/python3 -I
 import time
-text = open(__file__).read()
-while open(__file__).read() == text:
+while open(__file__).read().startswith("#!/usr/bin/python3"):
     time.sleep(0.05)
 """
 
@@ -279,7 +288,8 @@ async def test_the_first_list_after_wrap_is_whole_before_a_server_has_answered(
         while len(heard.logged) < 2:
             await heard.spoken.wait()
             heard.spoken = trio.Event()
-        [(crash, _, crashed), (level, logger, said)] = heard.logged
+        # The client hears what comes at the same time in any order.
+        [(crash, _, crashed), (level, logger, said)] = sorted(heard.logged)
         assert crash == "error" and crashed.startswith("one: crashed: ")
         assert (level, logger) == ("warning", "runner") and said.startswith("one: its tools are missing: ")
         assert await names(client) == []
@@ -366,12 +376,14 @@ async def test_hostile_plugins_and_what_a_client_sees(runner_as: Caller, shelf: 
         assert len(tools["a__long"].description or "") == 8192
         assert tools["a__array"].input_schema == {"type": "object"}
         assert not {"a__odd", "a__huge", "a__greet"} & set(tools)
-        told = "\n".join(str(data) for _, _, data in heard.logged)
-        assert "mute: its tools are missing" in told
-        assert "a: 'huge' is withheld: its description and schemas have" in told
+        told = await heard.until(
+            "mute: its tools are missing",
+            "a: 'huge' is withheld: its description and schemas have",
+            "a: 'odd' of its tools is left out: it does not fit the protocol",
+        )
         assert "runner allow" not in told  # no person can accept it
-        assert "a: 'odd' of its tools is left out: it does not fit the protocol" in told
 
+        began = trio.current_time()
         assert await called(client, "hello") == (False, 'greet{"type": "spell", "x": 1}')
         for hidden in ("a__greet", "other__fine", "a__huge", "a--b-000000000000__fine", "fine"):
             with pytest.raises(MCPError, match="there is no tool"):
@@ -390,6 +402,7 @@ async def test_hostile_plugins_and_what_a_client_sees(runner_as: Caller, shelf: 
             "memo",
             "version one",
         )
+        heard.changed = trio.Event()
         await client.call_tool("a__fine", {})
         await heard.changed.wait()
         assert "a__brief" not in {each.name for each in (await client.list_prompts()).prompts}
@@ -403,17 +416,18 @@ async def test_hostile_plugins_and_what_a_client_sees(runner_as: Caller, shelf: 
         with pytest.raises(MCPError, match="there is no tool"):
             await client.call_tool("hello", {})
         # The command that the client is told works as it is.
+        await heard.until("'greet' is withheld")
         withheld = next(str(data) for _, _, data in heard.logged if "'greet' is withheld" in str(data))
         _, _, command = withheld.partition("; to see the change and accept it: ")
         looked = runner_as(*shlex.split(command)[1:])
         assert "greets, version two" in looked.stdout, (command, looked)
         assert "3 changed: greet, prompt brief, resource memo://1" in looked.stdout
-        for _ in range(2):
-            assert (await called(client, "a__b__c"))[0] is False
-        failed, said = await called(client, "a__b__c")
-        assert failed and said.startswith(
-            "overloaded (call): this client may make 6 calls a minute\ncall again in"
-        )
+        # Four calls were made. A minute has six, and those that the time since then has given back.
+        made = 4
+        while not (answer := await called(client, "a__b__c"))[0]:
+            made += 1
+        assert 6 <= made <= 6 + (trio.current_time() - began) / 10
+        assert answer[1].startswith("overloaded (call): this client may make 6 calls a minute\ncall again in")
     # The same plugin, for a client without a list: everything is there, and the record still counts.
     heard = Heard()
     async with on_stdio(runner_as, folder, mode="legacy", message_handler=heard.message) as client:

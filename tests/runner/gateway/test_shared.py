@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
 import signal
 import socket
 import struct
@@ -45,11 +46,18 @@ class Hub:
         pid: int = struct.unpack("3i", raw)[0]
         return pid
 
-    def end(self, number: int = signal.SIGTERM) -> None:
+    def end(self) -> None:
         """And wait until it has gone."""
         with suppress(FileNotFoundError, ConnectionRefusedError):
-            os.kill(self.pid(), number)
+            os.kill(self.pid(), signal.SIGTERM)
         self.wait()
+
+    def kill(self) -> None:
+        """And wait until this process has gone. Another one may serve in its place at once."""
+        ended = os.pidfd_open(self.pid())
+        signal.pidfd_send_signal(ended, signal.SIGKILL)
+        select.select([ended], [], [])
+        os.close(ended)
 
     def wait(self) -> None:
         """Until no hub serves there."""
@@ -336,7 +344,7 @@ async def test_a_hub_that_dies_loses_no_answer_and_comes_back(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(wait)
             await host.until("progress held")
-            await trio.to_thread.run_sync(hub.end, signal.SIGKILL)
+            await trio.to_thread.run_sync(hub.kill)
         after = await who(client)  # `initialize` was heard by the new hub
         assert hub.pid() != pid and after["token"] != before["token"]
         await host.until("ToolListChanged")

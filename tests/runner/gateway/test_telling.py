@@ -76,14 +76,14 @@ async def test_a_client_is_told_and_it_is_kept(
             if mode == "legacy":
                 await client.set_logging_level("warning")
             assert await names(client) == ["lookup__ask"]
-            failed = await heard.until("broken: its tools are missing: crashed: ")
-            assert failed[:2] == ("warning", "runner")
 
             async def until(text: str) -> tuple[str, str | None, str]:
                 while mode == "auto" and not any(text in each[2] for each in heard.logged):
                     await names(client)  # it has logs only beside an answer
                 return await heard.until(text)
 
+            failed = await until("broken: its tools are missing: crashed: ")
+            assert failed[:2] == ("warning", "runner")
             level, _, text = await until("| ")
             assert level == "error" and "crashed: " in text
             mark = "broken: | \\x1b[31mno argument\\x1b[0m was expected: [secret]"
