@@ -17,18 +17,10 @@ from typing import Any
 from runner.fleet.connection import NoFleet, connect, read_address
 from runner.fleet.streams import FleetSizes, make_streams
 from tests.conftest import NATS_SERVER, Caller
+from tests.ports import free_port
 from tests.tables import wait_for
 
 SECONDS = 60.0
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody has now. Bound together, so that they differ."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
 
 
 class Bus:
@@ -39,7 +31,7 @@ class Bus:
     ) -> None:
         assert NATS_SERVER is not None
         self._folder, self._extra, self._scheme, self._disk = folder, extra, scheme, disk
-        numbers = free_ports(3 * count)
+        numbers = [free_port() for _ in range(3 * count)]
         self.ports = numbers[:count]
         self._routes, self._monitors = numbers[count : 2 * count], numbers[2 * count :]
         self.processes: list[subprocess.Popen[bytes] | None] = [None] * count

@@ -108,9 +108,8 @@ def test_a_plugin_that_was_given_up_is_seen_and_reset(bus: Bus, monkeypatch: pyt
             told, _ = await asked(it, "reset", one, "g2")
             assert "until runner ctl release: it is searched for" in told["g2"]
             await operate.set_flag(client, f"quarantine.{plugin.digest}", None)
-        rows = [json.loads(each.data) for each in audited]
-        assert {"held", "reset"} <= {row["what"] for row in rows}
-        assert WHY in {row.get("reason") for row in rows}
+        await it.until(lambda: {"held", "reset"} <= {json.loads(each.data)["what"] for each in audited})
+        assert WHY in {json.loads(each.data).get("reason") for each in audited}
 
     inside(bus.url, act)
 

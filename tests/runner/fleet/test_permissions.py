@@ -231,8 +231,8 @@ def test_a_submitter_cannot_read_the_answer_of_another(guarded: tuple[Bus, Path]
 
     async def act() -> None:
         async with open_client(read_address(str(folder / "door.toml"))) as door:
-            door.js._timeout = 1.0
             assert await door.result("same-id") is not None  # its own
+            door.js._timeout = 1.0
             door._user = "alice"
             with pytest.raises(NoFleet):
                 await door.result("same-id")

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.needs("nats")
 
 
 def test_a_server_that_has_stopped_is_left_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.fleet.connection._SILENT_SECONDS", 0.2)
+    monkeypatch.setattr("runner.fleet.connection._SILENT_SECONDS", 1.0)
     said: list[str] = []
 
     async def main(one: Bus, other: Bus) -> None:

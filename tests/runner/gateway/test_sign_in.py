@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import re
-import socket
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -39,6 +38,7 @@ from runner.protocol.https.request import HttpsRequest
 from runner.protocol.https.response import HttpsResponse
 from runner.serve.desk import CallAnswer
 from sandbox.policy.policy import NetworkRule
+from tests.ports import free_port
 from tests.runner.gateway.signing import RULE, Tracker, browse, get, running_tracker
 from tests.runner.gateway.tracker import KNOWN, LOGIN, SECRET, TRACKER, URL
 
@@ -256,9 +256,7 @@ async def test_a_client_that_the_operator_registered(tracker: Tracker, tmp_path:
     secret = tmp_path / "secret"
     secret.write_text(SECRET)
     secret.chmod(0o600)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     known = SETTINGS._replace(
         client_id=KNOWN,
         client_secret_file=str(secret),

@@ -276,6 +276,7 @@ async def test_a_plugin_that_cannot_start_is_quarantined_until_reset(steer: Path
     )
     numbers = {**SOON, "eager": False, "retry_first": True, "attempts": 0, "failures": 2}
     async with open_supervisor() as supervisor:
+        feed = supervisor.subscribe()
         supervisor.add(spec("steer", steer, numbers=numbers))
         # Two that wait for the same start get its failure, each one of its own.
         failures = []
@@ -287,7 +288,8 @@ async def test_a_plugin_that_cannot_start_is_quarantined_until_reset(steer: Path
             nursery.start_soon(call)
             nursery.start_soon(call)
         assert [failure.outcome.cause for failure in failures] == ["exit:7"] * 2
-        assert failures[0] is not failures[1] and status(supervisor, "steer").state == "backoff"
+        assert failures[0] is not failures[1]
+        await news_of(feed, "steer", "backoff")
         await call()  # waits for the pause, and for the second start
         refused = await failure_of(supervisor, "steer", "steer_note")
         assert isinstance(refused, Unavailable) and refused.outcome.code == "quarantined"
@@ -362,7 +364,7 @@ async def test_sessions_up_to_their_number_and_a_deadline_in_the_queue(steer: Pa
 async def test_a_plugin_that_no_longer_answers_is_restarted(shelf: Path) -> None:
     shutil.copytree(ROOT / "tests/plugins/mcp_bare", shelf / "mcp")
     _open_to_all(shelf / "mcp")
-    numbers = {**SOON, "health_interval": 0.1, "health_answer": 0.5, "health_misses": 1, "failures": 0}
+    numbers = {**SOON, "health_interval": 0.1, "health_answer": 3.0, "health_misses": 1, "failures": 0}
     async with open_supervisor() as supervisor:
         feed = supervisor.subscribe()
         supervisor.add(spec("bare", shelf / "mcp", server="legacy", numbers=numbers))

@@ -19,15 +19,10 @@ from runner.oci.artifact import MANIFEST, SIGNATURE, Descriptor, digest_of, writ
 from runner.oci.reference import Reference, parse_reference
 from tests.conftest import SYSTEM_PATH
 from tests.conftest import docker_registry as program
+from tests.ports import free_port
 from tests.runner.oci.images import BuiltImage
 
 _START_SECONDS = 60.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager
