@@ -727,8 +727,8 @@ def _has_no_runner(group: str) -> bool:
 _MADE_BY_THE_RUNNER = re.compile(r"\.*(runner(?!-cache-)|bwrap|bubblewrap)")
 
 
-def descendants() -> set[int]:
-    """The pids of all living processes below this one, orphans included.
+def _parents() -> dict[int, int]:
+    """The parent of each living process.
 
     Not by /proc/PID/task/TID/children, which is faster: the kernel may leave out a child while others end.
     """
@@ -743,6 +743,17 @@ def descendants() -> set[int]:
         state, parent = stat.rpartition(b")")[2].split()[:2]
         if state not in b"ZX":
             parents[int(name)] = int(parent)
+    return parents
+
+
+def children_of(pid: int) -> list[int]:
+    """The pids of its living children."""
+    return sorted(child for child, parent in _parents().items() if parent == pid)
+
+
+def descendants() -> set[int]:
+    """The pids of all living processes below this one, orphans included."""
+    parents = _parents()
     family = {os.getpid()}
     while True:
         grown = family | {pid for pid, parent in parents.items() if parent in family}

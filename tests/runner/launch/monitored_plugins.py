@@ -10,13 +10,13 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 
 from runner.outcome import schema
 from tests import elsewhere
+from tests.conftest import children_of
 from tests.limits.cage import PREFER, Box
 
 CAT = "#!/bin/sh\nexec cat\n"
@@ -88,7 +88,7 @@ def holding(given: dict[str, Any]) -> None:
         await line(cage.stdout)
         os.write(1, b'{"monitor": %d, "fork server": %d}\n' % (cage._pid, forkserver_pid(cage)))
         if given.get("child"):
-            in_a_child(lambda: time.sleep(15))
+            in_a_child(lambda: time.sleep(100))
         await trio.to_thread.run_sync(sys.stdin.readline)
         os.write(1, (json_of(summed(await cage.ended())) + "\n").encode())
 
@@ -174,11 +174,7 @@ class Host:
         return json.loads(elsewhere.line(self.process, 60))
 
 
-def below(pid: int) -> list[int]:
-    try:
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
+below = children_of
 
 
 @contextmanager

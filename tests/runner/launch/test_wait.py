@@ -163,7 +163,7 @@ def test_a_deaf_plugin_is_killed_when_its_time_is_up(start: Start, runner_as: Ca
 
 
 def test_a_deadline_holds_also_while_time_is_given(start: Start, runner_as: Caller) -> None:
-    running = start(runner_as, sh(DEAF), deadline=2.0, grace=1000.0)
+    running = start(runner_as, sh(DEAF), deadline=4.0, grace=1000.0)
     running.says("ready")
     running.signal(signal.SIGTERM)
     assert running.end() == [137, "signal", signal.SIGTERM, True]
@@ -246,7 +246,7 @@ def test_handlers_are_put_back() -> None:
 
 
 def test_the_deadline_kills(start: Start, runner_as: Caller) -> None:
-    running = start(runner_as, sh(f"setsid sleep 1000 & {DEAF}"), deadline=0.5)
+    running = start(runner_as, sh(f"setsid sleep 1000 & {DEAF}"), deadline=2.0)
     running.says("ready")
     assert running.end() == [137, "deadline", None, True]
 
@@ -353,7 +353,7 @@ def test_a_long_teardown_is_waited_for(start: Start, runner_as: Caller) -> None:
 
 
 def test_a_deadline_holds_also_during_a_teardown(start: Start, runner_as: Caller) -> None:
-    running = start(runner_as, sh(DEAF), deadline=2.0, teardown=1000.0)
+    running = start(runner_as, sh(DEAF), deadline=4.0, teardown=1000.0)
     running.says("ready")
     running.signal(signal.SIGTERM)
     assert running.end() == [137, "signal", signal.SIGTERM, True]
@@ -569,7 +569,7 @@ def test_a_meter_that_always_wants_to_look(stubborn: Callable[..., Stubborn]) ->
     """It keeps the loop busy, and nobody else from being heard."""
     cell = stubborn(dies_of="end")
     meter = Empty("disk", nth=10**9)
-    end = ending(cell, meter, deadline=0.2)
+    end = ending(cell, meter, deadline=1.0)
     assert (end.reason, end.exit.code) == ("deadline", 137)
     assert meter.looks > 10
 

@@ -268,20 +268,21 @@ async def test_a_hook_of_an_ended_plugin(folder: Path) -> None:
 
 # --- ended by the runner -----------------------------------------------------------------------------------
 
-# When, what, options of the call -> exit status, and why the runner ended it.
+# When, what, options of the call -> exit status, and why the runner ended it. One that has to say something
+# first has the time for it.
 KILLED: Mapping[str, tuple[str, str, tuple[str, ...], int, str]] = {
     "handshake": ("start", "time.sleep(1000)", ("--limit", "handshake=1"), 12, "deadline"),
     "no whole message": (
         "start",
         "print('{}', end='', flush=True); time.sleep(1000)",
-        ("--limit", "handshake=1"),
+        ("--limit", "handshake=5"),
         12,
         "deadline",
     ),
     "another id": (
         "start",
         """input(); print('{"jsonrpc": "2.0", "id": "x", "result": {}}', flush=True); time.sleep(1000)""",
-        ("--limit", "handshake=1"),
+        ("--limit", "handshake=5"),
         12,
         "deadline",
     ),

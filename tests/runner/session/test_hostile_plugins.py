@@ -272,7 +272,7 @@ time.sleep(60)
             await session.call(TOUCH)
             await begun.wait()
             with pytest.raises(PluginFailure) as caught:
-                await session.call(TOUCH, seconds=1.0)
+                await session.call(TOUCH, seconds=SECONDS if breaks else 1.0)
             assert caught.value.outcome.code == ("malformed_response" if breaks else "timeout")
             await trio.testing.wait_all_tasks_blocked(0.1)
             assert given_up.is_set() == breaks

@@ -259,7 +259,7 @@ def test_nobody_wants_to_write_a_script_that_is_missing(runner_as: Caller, plugi
 def test_a_deadline(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
     data = write_file(plugin_dir / "data.txt", "42\n")
     script = f"until cat {data}; do sleep 0.1; done"
-    done = runner_as("run", "--deadline", "2s", "--", "/bin/sh", "-c", script)
+    done = runner_as("run", "--deadline", "5s", "--", "/bin/sh", "-c", script)
     assert done.returncode == 124 and len(told(done.stderr)) == 1
     granted = runner_as("run", "--read", data, "--deadline", "50s", "--", "/bin/sh", "-c", script)
     assert (granted.returncode, granted.stdout, granted.stderr) == (0, "42\n", "")
@@ -355,7 +355,7 @@ for line in sys.stdin:
 """
     words = {"command": "/usr/bin/python3", "args": ["-c", script]}
     manifest = write_file(plugin_dir / "mcp.json", json.dumps({"mcpServers": {"slow": words}}))
-    failed = runner_as("call", "--timeout", "1s", manifest, "anything", "--input", "{}")
+    failed = runner_as("call", "--timeout", "3s", manifest, "anything", "--input", "{}")
     assert failed.returncode == 12, failed.stderr
     lines = failed.stderr.splitlines()
     [line] = told(failed.stderr)

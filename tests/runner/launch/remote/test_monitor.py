@@ -152,8 +152,8 @@ def test_a_launch_that_others_wait_for_is_bounded(pair: tuple[Control, socket.so
     before = Interruptible(control)
     old = signal.getsignal(signal.SIGIO), signal.getsignal(signal.SIGALRM)
     try:
-        before.start(0.1)
-        with pytest.raises(Failure, match="too long to prepare"):
+        with pytest.raises(Failure, match="too long to prepare"):  # noqa: PT012 -- the clock runs at once
+            before.start(0.1)
             time.sleep(60)
         before.stop()
         before.start(1000.0)
@@ -341,7 +341,7 @@ def test_also_if_a_child_of_the_host_lives_on(box: Box) -> None:
         (child,) = set(monitored_plugins.below(host.process.pid)) - {host.forkserver}
         family = host.plugin | {host.monitor}
         host.process.kill()
-        assert vanished(family, 10)
+        assert vanished(family, 30)
         assert not vanished({child}, 0.0)  # else nothing was shown
         os.kill(child, signal.SIGKILL)
 
@@ -402,7 +402,7 @@ def test_a_monitor_obeys_its_host_only(box: Box) -> None:
 
 
 def test_a_stopped_host_does_not_stop_the_clock(box: Box) -> None:
-    given = monitored_plugins.given(box, SLEEPS, limits={"deadline": 3.0})
+    given = monitored_plugins.given(box, SLEEPS, limits={"deadline": 5.0})
     with monitored_plugins.host(box, given) as host:
         family = host.plugin
         os.kill(host.process.pid, signal.SIGSTOP)

