@@ -217,7 +217,8 @@ def test_run_imports_what_exec_does(runner_as_user: Caller, plugin_dir: Path, wr
     assert (
         runner_as_user("exec", manifest).returncode == 0
     )  # its manifest and the policy are in the cache now
-    by_manifest = _imported(runner_as_user, "exec", manifest)
+    # With another word, so that no plan is stored for it.
+    by_manifest = _imported(runner_as_user, "exec", manifest, "--", "word")
     by_command = _imported(runner_as_user, "run", "--", "/bin/true")
     more = {module for module in by_command - by_manifest if not module.startswith("sandbox.streams.")}
     # It relays stderr, for the advice about a plugin that fails.

@@ -26,7 +26,7 @@ from sandbox.paths.mounts import read_mounts
 from tests.conftest import SYSTEM_PATH, Caller
 from tests.manifests import nexo
 from tests.sandbox.doctor.groups import in_groups_of_their_own, made_in, with_read_only_groups
-from tests.tables import one_case
+from tests.tables import one_case, wait_for
 
 REAL = shutil.which("bwrap", path=SYSTEM_PATH) or "/usr/bin/bwrap"
 
@@ -159,6 +159,13 @@ def test_limits_are_tried_and_no_group_is_left(runner_as: Caller) -> None:
     assert finding(result, "cpu_time_limit")["status"] == "ok"
 
 
+def _members(procs: Path) -> str:
+    try:
+        return procs.read_text()
+    except OSError:  # the group is removed
+        return ""
+
+
 @pytest.mark.needs("root")
 def test_what_a_killed_doctor_left_is_swept_by_the_next(runner_as: Caller) -> None:
     chance = random.Random(11)
@@ -173,6 +180,9 @@ def test_what_a_killed_doctor_left_is_swept_by_the_next(runner_as: Caller) -> No
         for group in (group for group in groups if group.parent.name != "cpuacct"):
             (group / "runner-1-1-0").mkdir()
             runner_as.give(group / "runner-1-1-0")
+        # A process that was killed holds its group until it has ended.
+        left = [path for group in groups for path in group.rglob("cgroup.procs")]
+        assert wait_for(lambda: not any(map(_members, left)))
         examined(caller)
         assert [path for group in groups for path in made_in(group)] == []
 

@@ -383,7 +383,7 @@ def test_a_closed_reader_ends_a_writer(runner_as: Caller, plugin_dir: Path) -> N
         assert process.stdout is not None
         process.stdout.read(10)
         process.stdout.close()
-        assert process.wait(timeout=20) == 128 + signal.SIGPIPE
+        assert process.wait(timeout=60) == 128 + signal.SIGPIPE
 
 
 # --- Endings -----------------------------------------------------------------------------------------------
