@@ -10,6 +10,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ import pytest
 
 from runner.contracts.registry import example_folder
 from tests.conftest import Caller
+from tests.tables import wait_for
 
 Write = Callable[..., Path]
 pytestmark = pytest.mark.usefixtures("nothing_left")
@@ -144,16 +146,24 @@ while True:
 """
 
 
+def _observers(runner: int) -> list[int]:
+    found = []
+    for child in psutil.Process(runner).children():
+        with suppress(psutil.NoSuchProcess):
+            if child.name() != "runner-init":
+                found.append(child.pid)
+    return found
+
+
 @pytest.mark.needs("user")
 def test_it_ends_with_its_observer(runner_as_user: Caller) -> None:
     with runner_as_user.start("learn", "--", "/usr/bin/python3", "-c", BUSY) as learning:
         assert learning.stdout is not None and learning.stdout.readline() == b"runs\n"
-        observers = [
-            child for child in psutil.Process(learning.pid).children() if child.name() != "runner-init"
-        ]
-        [observer] = observers
-        os.kill(observer.pid, signal.SIGKILL)
-        _, said = learning.communicate(timeout=30)
+        # Those that only helped with the launch end soon.
+        assert wait_for(lambda: len(_observers(learning.pid)) == 1)
+        [observer] = _observers(learning.pid)
+        os.kill(observer, signal.SIGKILL)
+        _, said = learning.communicate(timeout=60)
     assert b"the process that observes the plugin has ended" in said
     assert b"ended early: nothing that it saw is known" in said
 
@@ -163,7 +173,7 @@ def test_ctrl_c_ends_it_with_the_proposal(runner_as_user: Caller) -> None:
     with runner_as_user.start("learn", "--", "/usr/bin/python3", "-c", BUSY) as learning:
         assert learning.stdout is not None and learning.stdout.readline() == b"runs\n"
         learning.send_signal(signal.SIGINT)
-        _, said = learning.communicate(timeout=30)
+        _, said = learning.communicate(timeout=60)
     assert learning.returncode == 0
     assert b"what python3 missed in its cage" in said and b"/var/tmp (" in said
 

@@ -260,7 +260,7 @@ def invoke(asking: str, acting: str, policy: str) -> dict[str, Any]:
     common: dict[str, Any] = {"policy": policy, "services": Services(bus=bus), "environ": dict(os.environ)}
 
     async def main() -> None:
-        with trio.fail_after(50):
+        with trio.fail_after(100):
             async with open_plugin(acting, **common) as actor, open_plugin(asking, **common) as asker:
                 for action, milliseconds in (("fast", 30_000), ("slow", 200)):
                     params = {"action": action, "timeout_ms": milliseconds}

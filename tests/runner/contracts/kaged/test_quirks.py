@@ -66,8 +66,8 @@ def converse(folder: str) -> dict[str, Any]:
                 async for event in session.events():
                     if isinstance(event, Notice):
                         seen["notices"].append(event.kind)
-                    if isinstance(event, Notice) and event.kind == "notification":
-                        break
+                    if {"unread", "notification"} <= set(seen["notices"]):
+                        break  # in any order: a busy machine may take 5 s for the calls
                 seen["again"] = await session.call(Call("tool", "store", {"text": "y"}))
         seen["report"] = session.report
         await aclose_forkserver()
@@ -87,7 +87,8 @@ def test_a_conversation(runner_as: Caller, quirks: Path) -> None:
     assert again["request_id"] != got["_context"]["request_id"]
     inject = {"retain": ["drop"], "inject": "token_limit"}
     assert seen["hooks"] == [{"inject": "remember me"}, None, None, inject]
-    assert seen["notices"] == ["version_differs", "unread", "notification"]
+    assert seen["notices"][0] == "version_differs"
+    assert set(seen["notices"]) == {"version_differs", "unread", "notification"}
     report = seen["report"]
     assert report["outcome"]["code"] == "ok"
     session = report["session"]

@@ -66,13 +66,16 @@ class Pump:
         *,
         handshake: float | None = None,
         loses_probe: bool = False,
+        patient: bool = False,
     ) -> None:
+        """`patient`: the server answers everything, however long a busy machine takes to start it."""
         self.dialect = mcp.make(setting(services, handshake=handshake))
         self._is_one: Dialect = self.dialect  # for type checkers
         self.events: list[Event] = []
         self._argv = argv
         self._host = host
         self._loses_probe = loses_probe
+        self._patient = patient
         self._framer = self.dialect.framer()
         self._tokens = 0
 
@@ -117,7 +120,7 @@ class Pump:
     def step(self) -> None:
         """What comes next, or silence."""
         assert self.process.stdout is not None
-        patience = self.dialect.patience
+        patience = None if self._patient else self.dialect.patience
         ready, _, _ = select.select([self.process.stdout], [], [], PATIENCE if patience is None else patience)
         if not ready:
             assert patience is not None, f"nothing came after {self.events}"

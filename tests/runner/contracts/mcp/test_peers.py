@@ -48,14 +48,15 @@ def refusing(call: HostCall) -> Answer:
 
 def bare(era: str, *, services: Sequence[str] = ("roots", "sampling"), **options: Any) -> Pump:
     # Patience is a third of the handshake: short where a test waits for its end.
-    granted = {"handshake": 0.3} if era == "silent-legacy" else {}
+    granted: dict[str, Any] = {"handshake": 0.3} if era == "silent-legacy" else {"patient": True}
     return Pump(["/usr/bin/python3", BARE, era], services, **{"host": host, **granted, **options})
 
 
 def sdk(era: str, script: str = SDK, **options: Any) -> Pump:
     """The SDK's servers are in the era of the first message: they are legacy if the probe never arrives."""
     services = ("roots", "sampling", "elicitation")
-    return Pump([sys.executable, script], services, **{"host": host, "loses_probe": era == LEGACY, **options})
+    given = {"host": host, "loses_probe": era == LEGACY, "patient": True, **options}
+    return Pump([sys.executable, script], services, **given)
 
 
 # --- a server without an SDK ------------------------------------------------------------------------------

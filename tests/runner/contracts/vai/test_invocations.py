@@ -265,7 +265,7 @@ async def test_a_deadline_and_a_late_answer(devkit: Path) -> None:
     with trio.fail_after(SECONDS):
         given = {"trigger": {"do": "wait"}}
         with pytest.raises(PluginFailure) as caught:
-            await run(devkit, "triage", given, seconds=4.0, secrets={"api_key": SECRET}, environ=ENVIRON)
+            await run(devkit, "triage", given, seconds=8.0, secrets={"api_key": SECRET}, environ=ENVIRON)
         failure = caught.value
         assert (failure.outcome.code, failure.outcome.phase) == ("timeout", "call")
         found = recorded(failure)
@@ -508,7 +508,7 @@ def test_a_success_after_a_signal_is_not_lost(runner_as_user: Caller, devkit: Pa
 
 def test_a_signal_after_the_deadline_changes_nothing(runner_as_user: Caller, devkit: Path) -> None:
     given = '{"do": "wait", "then": "stay"}'
-    words = ("call", "--events", "2", "--json", devkit, "reader", "--input", given, "--timeout", "4")
+    words = ("call", "--events", "2", "--json", devkit, "reader", "--input", given, "--timeout", "8")
     with runner_as_user.start(*words, "--report", "2") as process:
         assert process.stderr is not None
         said = json.loads(process.stderr.readline())
