@@ -30,6 +30,17 @@ def test_an_orphan_is_found() -> None:
     assert orphan not in descendants()
 
 
+def test_a_process_with_an_odd_name_is_found_too() -> None:
+    """Anybody's process may have one, as half of a letter."""
+    script = r"printf '\303' >/proc/$$/comm; echo named; read word"
+    with subprocess.Popen(["/bin/sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as odd:
+        try:
+            assert odd.stdout is not None and odd.stdout.readline() == b"named\n"
+            assert odd.pid in descendants()
+        finally:
+            odd.kill()
+
+
 @pytest.mark.machine
 def test_a_file_is_found() -> None:
     path = Path(f"/tmp/runner-left-behind-{os.getpid()}")
