@@ -175,7 +175,8 @@ class ThinClient:
                 if not more:  # it ended
                     hub.close()
                     return None
-                for line in lines.take(more):
+                whole = iter(lines.take(more))
+                for line in whole:
                     if line.startswith(b"#"):
                         _say(line)
                         continue
@@ -184,6 +185,8 @@ class ThinClient:
                         raise HubUnusable(str(answer["refused"]))
                     self._of_hub = lines
                     hub.settimeout(None)
+                    for each in whole:  # it may have said more at once
+                        self.from_hub(each)
                     return hub
         except (OSError, ValueError):
             hub.close()
@@ -490,7 +493,7 @@ def _error(number: Any, why: str) -> dict[str, Any]:
 
 
 def _complain(text: str) -> None:
-    _say(f"#runner gateway: {text}\n".encode())
+    _say(f"#runner gateway: {text}\n".encode(errors="backslashreplace"))  # a path may be no UTF-8
 
 
 def _key(number: Any) -> str:
