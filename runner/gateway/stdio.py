@@ -118,7 +118,9 @@ class StdioGateway:
                 # Plugins have ended. In a thread: another client, or another gateway, may be writing.
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(self._telling.close)
-            self._options.close()
+
+    def close(self) -> None:
+        self._options.close()
 
     async def _run(self, reads: Any, writes: Any) -> None:
         async with (
@@ -309,6 +311,7 @@ async def _serve(options: StdioOptions, environ: Mapping[str, str], say: Callabl
     except* (trio.BrokenResourceError, trio.ClosedResourceError):
         pass  # the client has gone while it was told something
     finally:
+        gateway.close()
         reader.close()
         writer.close()
 

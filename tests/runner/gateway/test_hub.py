@@ -194,6 +194,17 @@ def running(argv: list[str]) -> subprocess.Popen[bytes]:
     return process
 
 
+# Says what it was started with, hangs up, and lives until the hub has opened its audit.
+HANGS_UP = """
+import os, socket, sys
+with socket.socket(socket.AF_UNIX) as connection:
+    connection.connect(sys.argv[1])
+    connection.sendall(sys.stdin.buffer.read())
+while not os.path.exists(sys.argv[2]):
+    pass
+"""
+
+
 # Connections that say nothing, until stdin ends.
 CONNECTIONS = """
 import socket, sys
@@ -224,6 +235,13 @@ def test_a_client_that_is_refused_leaves_nothing_and_takes_no_place(
     assert refused.returncode == 1 and "nowhere" in refused.stderr and audit.exists()
     code = "import os; print([os.path.realpath(each.path) for each in os.scandir({!r})])"
     assert str(audit) not in output(runner_as, code.format(f"/proc/{hub.pid()}/fd"))
+    # Nor does one that has gone before it was taken.
+    audit.unlink()
+    argv = [*runner_as.prefix, *runner_as.python, "-c", HANGS_UP, str(hub.path), str(audit)]
+    hello = hello_of(runner_as, "/", "--config", str(shelf), "--audit", str(audit))
+    subprocess.run(argv, env=dict(runner_as.environ), cwd="/", check=True, input=hello)
+    looks = (output(runner_as, code.format(f"/proc/{hub.pid()}/fd")) for _ in range(100))
+    assert any(str(audit) not in each for each in looks)  # one is enough, as a rule
     # What stands in the way of a hub is told.
     for ending in ("lock", "log"):
         hub.end()
