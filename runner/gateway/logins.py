@@ -32,6 +32,7 @@ class Login(NamedTuple):
     expires: float | None  # seconds since 1970
     server: Mapping[str, Any] | None = None  # metadata of the authorization server
     resource: Mapping[str, Any] | None = None  # metadata of the server itself
+    number: str = ""  # another one for each sign-in, and not for each token
 
 
 class LoginRecord:
