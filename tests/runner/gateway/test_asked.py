@@ -327,3 +327,6 @@ async def test_a_host_at_the_daemon_is_the_operators_to_allow(
             while (await called(client, "reaching__reach", given))[1] != "reached":  # it is started anew
                 await trio.lowlevel.checkpoint()
         assert not person.asked and not pending(served)
+        [noted] = served.ask("GET", "/audit?what=confirm")[1]["audit"]
+        assert (noted["plugin"], noted["detail"]["subject"]) == ("reaching", "api.example.com:443")
+        assert noted["detail"]["allowed"] is True and noted["caller"].startswith("uid:")
