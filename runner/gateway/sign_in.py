@@ -252,7 +252,7 @@ class SignIn:
             answer = await self._ask(HttpsRequest(url, request.method, headers, body or None))
         except FetchFailed as error:
             raise _failure(_CODES.get(error.kind, "launch_failed"), str(error)) from None
-        # Without those that say where else to go, or how the body is packed. The SDK's answers have ASCII only.
+        # Without those that say where else to go, or how the body is packed. The SDK takes ASCII only.
         kept = [
             (name, text.encode("ascii", "replace").decode())
             for name, text in answer.headers
