@@ -164,7 +164,8 @@ class GatewayHub:
         except ModuleNotFoundError as error:
             raise HubRefusal(missing("gateway", error)) from None
         except DocumentError as error:
-            raise HubRefusal("; ".join(map(str, error.diagnostics))) from None
+            told = (part for each in error.diagnostics for part in (each.text(), each.hint) if part)
+            raise HubRefusal("; ".join(told)) from None
         except ValueError as error:
             raise HubRefusal(str(error)) from None
         except ApprovalsUnusable as unusable:

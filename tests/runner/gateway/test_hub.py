@@ -232,7 +232,8 @@ def test_a_client_that_is_refused_leaves_nothing_and_takes_no_place(
     while runner_as(*words, input="").returncode:
         pass  # the hub notices that they have gone
     refused = runner_as(*words, "--audit", audit, "--policy", "nowhere", input="")
-    assert refused.returncode == 1 and "nowhere" in refused.stderr and audit.exists()
+    told = "gateway: nowhere: policy_unknown: no policy is called 'nowhere'; there are "
+    assert refused.returncode == 1 and told in refused.stderr and audit.exists()
     code = "import os; print([os.path.realpath(each.path) for each in os.scandir({!r})])"
     assert str(audit) not in output(runner_as, code.format(f"/proc/{hub.pid()}/fd"))
     # Nor does one that has gone before it was taken.
