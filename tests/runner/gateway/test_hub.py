@@ -23,7 +23,15 @@ from runner.gateway.confinement import is_confined, less_allowed, read_marks
 from runner.gateway.hub import MOST_CLIENTS, HubLines, HubWriter, has_ended
 from runner.gateway.via import manager_words
 from tests.conftest import Caller
-from tests.runner.gateway.test_shared import Host, Hub, hub, put_teller, who  # noqa: F401 -- a fixture
+from tests.runner.gateway.test_shared import (
+    DEFAULT_HUB,
+    Host,
+    Hub,
+    hub,  # noqa: F401 -- a fixture
+    output,
+    put_teller,
+    who,
+)
 from tests.tables import check_rows
 
 
@@ -95,12 +103,6 @@ def within(caller: Caller, *wrapper: str) -> Caller:
     return dataclasses.replace(caller, prefix=(*caller.prefix, *wrapper))
 
 
-def output(caller: Caller, code: str) -> str:
-    argv = [*caller.prefix, *caller.python, "-c", code]
-    done = subprocess.run(argv, env=dict(caller.environ), cwd="/", check=True, capture_output=True, text=True)
-    return done.stdout
-
-
 WRAPPERS: Mapping[str, tuple[str, ...]] = {
     "NoNewPrivs": ("setpriv", "--no-new-privs"),
     "Umask": ("sh", "-c", 'umask 077; exec "$@"', "sh"),
@@ -117,13 +119,12 @@ def test_a_hub_does_for_nobody_what_that_may_not_do(
     words = ("gateway", "--via", hub.path, "--config", put_teller(plugin_dir / "shelf"))
     started = runner_as(*words, input="")
     assert started.returncode == 0, started.stderr  # the control
-    place = "import os; from runner.gateway.via import default_hub; print(default_hub(dict(os.environ)))"
-    places_of = {output(runner_as, place)}
+    places_of = {output(runner_as, DEFAULT_HUB)}
     for name, wrapper in WRAPPERS.items():
         less = within(runner_as, *wrapper)
         refused = less(*words, input="")
         assert refused.returncode == 1 and f"({name} in /proc/PID/status)" in refused.stderr, refused.stderr
-        places_of.add(output(less, place))
+        places_of.add(output(less, DEFAULT_HUB))
     assert len(places_of) == 3  # with --shared each has one of its own
 
 
