@@ -294,7 +294,12 @@ class SignIn:
 
 def run_sign_in(signing: SignIn, show: Callable[[str], None], scope: str) -> None:
     """`SignIn.run`, for a process that does nothing else."""
-    trio.run(signing.run, show, scope)
+    try:
+        trio.run(signing.run, show, scope)
+    except BaseExceptionGroup as group:  # Ctrl-C may interrupt any of trio's tasks
+        if group.subgroup(KeyboardInterrupt) is None:
+            raise
+        raise KeyboardInterrupt from None
 
 
 def is_scope(text: str) -> bool:

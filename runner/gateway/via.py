@@ -256,19 +256,25 @@ class ThinClient:
                 return  # an answer to a hub that has gone
             message["id"] = self._questions.pop(known)
             line = json.dumps(message).encode() + b"\n"
+        # The older protocol has lists of messages.
+        requests = [
+            each
+            for each in (message if isinstance(message, list) else [message])
+            if isinstance(each, dict) and isinstance(each.get("method"), str)
+        ]
         if self._hub is None:
             try:
                 self.connect()
             except HubUnusable as unusable:
-                for each in _requests(message):
-                    self._tell(_error(each["id"], str(unusable)))
+                for each in requests:
+                    if each.get("id") is not None:
+                        self._tell(_error(each["id"], str(unusable)))
                 _complain(str(unusable))
                 return
             if not isinstance(message, dict) or message.get("method") != "initialize":
                 self._repeat()
-        for each in message if isinstance(message, list) else [message]:
-            if isinstance(each, dict) and isinstance(each.get("method"), str):
-                self._note(each, line)
+        for each in requests:
+            self._note(each, line)
         if self._first:
             self._held.append(line)
         else:
@@ -498,13 +504,6 @@ def _complain(text: str) -> None:
 
 def _key(number: Any) -> str:
     return json.dumps(number)
-
-
-def _requests(message: Any) -> list[dict[str, Any]]:
-    found = message if isinstance(message, list) else [message]
-    return [
-        each for each in found if isinstance(each, dict) and "method" in each and each.get("id") is not None
-    ]
 
 
 def _folder() -> str:

@@ -33,7 +33,7 @@ from runner.gateway.questions import ClientQuestions
 from runner.gateway.remote import RemoteSource
 from runner.gateway.server import ClientGateway
 from runner.gateway.settings import ClientSettings, RemoteSettings
-from runner.gateway.sign_in import VERSION, SignIn, wanted_scope
+from runner.gateway.sign_in import VERSION, SignIn, run_sign_in, wanted_scope
 from runner.protocol.calls import CallRequest
 from runner.protocol.https.request import HttpsRequest
 from runner.protocol.https.response import HttpsResponse
@@ -531,6 +531,14 @@ async def test_nobody_comes_back(tmp_path: Path, autojump_clock: trio.testing.Mo
 
     with pytest.raises(PluginFailure, match="nobody signed in within 600 s"):
         await sign_in(sign_in_at(tmp_path, ask), look_away)
+
+
+def test_who_gives_up_sees_no_traceback(tmp_path: Path) -> None:
+    def interrupt(url: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_sign_in(sign_in_at(tmp_path, hostile({})[0]), interrupt, "")
 
 
 def test_records_that_are_not_used(tmp_path: Path) -> None:
