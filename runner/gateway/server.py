@@ -494,8 +494,10 @@ def _key(context: Context) -> str:
 
 
 def _session_of(context: Context) -> str | None:
-    """What a yes may count for. None: a request of its own, as the newer protocol makes them by HTTP."""
-    return None if context.request is not None and not _key(context) else _key(context)
+    """What a yes may count for. None: a request of its own, as the newer protocol makes them by HTTP, even
+    if a header names a session."""
+    key, is_modern = _key(context), context.protocol_version in MODERN_PROTOCOL_VERSIONS
+    return None if context.request is not None and (is_modern or not key) else key
 
 
 def _value(made: CallAnswer) -> Any:
