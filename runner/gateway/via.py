@@ -466,6 +466,8 @@ def manager_words(path: str, command: Sequence[str], environ: Mapping[str, str])
     told = [f"{name}={value}" for name, value in places(environ).items()]
     return [
         *(program, "--user", "--quiet", "--collect", f"--unit={unit}", "--property=Delegate=yes"),
+        # The usual one is the command, with its variables, and others may read the journal.
+        "--description=the hub of runner gateway",
         *(f"--property=UMask={marks.get('Umask', '0022')}", "--working-directory=/", "--"),
         *("/usr/bin/env", "-i", *told),  # and nothing that the manager has
     ]

@@ -177,6 +177,7 @@ def test_a_unit_gets_the_places_and_nothing_of_its_manager(
     words = manager_words("/run/hub.sock", ("runner",), environ)
     assert words[0] == "/usr/bin/systemd-run" and "--property=UMask=0077" in words
     assert words[words.index("--") :] == ["--", "/usr/bin/env", "-i", "HOME=/home/a"]
+    assert "--description=the hub of runner gateway" in words  # without it, the journal has the variables
     monkeypatch.setattr(via, "read_marks", lambda process: {**FREE, "NoNewPrivs": "1"})
     assert manager_words("/run/hub.sock", ("runner",), environ) == []
 
