@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ MOST_LINES = 20  # of the arguments of a call, as a person is shown them
 MOST_LINE = 200  # characters of one of them
 _MOST_PATTERN = 200  # characters
 _MOST_KEY = 60  # characters of the name of an argument
+_WORD = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 _MOST_ALWAYS = 1000
 _FOLDER = "confirmations"  # in the folder of approvals
 _VERSION = 1
@@ -65,15 +67,19 @@ def may_destroy(annotations: object) -> bool:
     return hints.get("readOnlyHint") is not True and hints.get("destructiveHint") is not False
 
 
-def argument_lines(arguments: Any) -> tuple[str, ...]:
+def argument_lines(arguments: Any, schema: object = None) -> tuple[str, ...]:
     """The arguments of a call for people: one line for each, with nothing that acts on a terminal, and with
-    the size of what is cut. No long argument pushes another one out of sight."""
+    the size of what is cut. No long argument pushes another one out of sight, and none that the tool does not
+    know one that it knows. `schema`: of the tool's input."""
     given = arguments if isinstance(arguments, Mapping) else {"": arguments}
+    properties = schema.get("properties") if isinstance(schema, Mapping) else None
+    known = properties if isinstance(properties, Mapping) else {}
     lines = []
-    for name, value in islice(given.items(), MOST_LINES):
+    for name, value in islice(sorted(given.items(), key=lambda each: each[0] not in known), MOST_LINES):
         text = json.dumps(value)
         more = f" … and {len(text) - MOST_LINE} further characters" if len(text) > MOST_LINE else ""
-        key = json.dumps(name)[1:-1]
+        # Quoted, unless it is a word: a sentence without quotes would be taken for ours.
+        key = name if _WORD.fullmatch(name) else json.dumps(name)
         shown = key if len(key) <= _MOST_KEY else f"{key[:_MOST_KEY]}…"
         lines.append(f"{shown}: {text[:MOST_LINE]}{more}")
     if len(given) > MOST_LINES:

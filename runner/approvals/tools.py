@@ -123,6 +123,15 @@ def identity_in(manifest: str, contract: str, id: str, scope: str) -> str:  # no
     return _dump((contract, id, look.realpath(manifest), scope))
 
 
+def parts_of(identity: str) -> tuple[str, str, str, str] | None:
+    """Contract, id, manifest and scope of a plugin by its name here. None: it is a server elsewhere."""
+    try:
+        contract, name, manifest, scope = json.loads(identity)
+    except ValueError:
+        return None
+    return contract, name, manifest, scope
+
+
 def remote_identity(name: str, url: str) -> str:
     """The same for a server elsewhere. It is no JSON, so it is no plugin's."""
     return f"remote {name} {url}"

@@ -34,7 +34,7 @@ from runner.serve.pending import REMEMBERED, Confirmation, Consent, PendingConfi
 from sandbox.document.diagnostic import cut, printable
 from sandbox.network.rules import count_ports, parse_rule
 
-_MOST_REMEMBERED = 1000  # of all sessions of a client
+_MOST_REMEMBERED = 1000  # answers, of all sessions of a client
 _MOST_HOSTS = 32  # that one client is asked about
 _AGAIN_SECONDS = 60.0  # after a no, the very same call is refused unasked
 _ELICIT = "elicitation/create"
@@ -70,7 +70,7 @@ class Confirmer:
         self._offered = REMEMBERED if keeps else REMEMBERED[:-1]
         self._hosts: dict[tuple[str, str], str] = {}  # plugins and hosts to ask about, and what allows them
         self._hosts_asked: set[tuple[str, str]] = set()
-        self._session_yes: dict[tuple[str, str], None] = {}  # sessions and tools
+        self._session_yes: dict[tuple[str, str, str], None] = {}  # sessions, plugins and their tools
         self._refused: dict[str, float] = {}  # digests of calls, until when
 
     async def refusal(
@@ -88,17 +88,17 @@ class Confirmer:
             or needs_confirmation(known.patterns, one.own, annotations)
         ):
             return None
-        if (self._client, one.own) in known.always or (session, one.public) in self._session_yes:
+        of_session = (session, source.identity, one.own)
+        if (self._client, one.own) in known.always or of_session in self._session_yes:
             return None
         digest = hashlib.sha256(
             json.dumps([session, one.public, arguments], sort_keys=True).encode()
         ).hexdigest()
         if self._was_refused(digest):
-            consent = Consent(False, by="the same call was refused a moment ago")
+            consent = Consent(False, by="the same call was refused a moment ago", decided=False)
         else:
-            confirmation = Confirmation(
-                "call", self._client, one.plugin, one.public, argument_lines(arguments)
-            )
+            lines = argument_lines(arguments, one.entry.get("inputSchema"))
+            confirmation = Confirmation("call", self._client, one.plugin, one.public, lines)
             consent = await self._ask(request, confirmation, has_session=session is not None)
         try:
             await self._keep(session, source, one, consent, digest)
@@ -152,7 +152,8 @@ class Confirmer:
         offered = [each for each in self._offered if has_session or each != "session"]
         if not self._can_elicit(request):
             if self._pending is None:
-                return Consent(False, by="this client asks nobody, and there is no daemon that could")
+                why = "this client asks nobody, and there is no daemon that could"
+                return Consent(False, by=why, decided=False)
             return await self._pending.ask(confirmation, seconds)
         said: Any = {}
         with trio.move_on_after(seconds) as scope:
@@ -184,15 +185,15 @@ class Confirmer:
         """Raises ApprovalsUnusable, LedgerUnusable and OSError."""
         told = {"kind": "call", "client": self._client, "plugin": one.plugin, "subject": one.public}
         await self._note_answer({**told, "digest": digest, **consent._asdict()})
-        if not consent.allowed:
+        if not consent.allowed and consent.decided:
             self._refused[digest] = trio.current_time() + _AGAIN_SECONDS
+            _forget_oldest(self._refused)
         elif consent.remembered == "always":
             add = self._record.add_always
             await trio.to_thread.run_sync(add, source.identity, self._client, one.own)
         elif consent.remembered == "session" and session is not None:
-            self._session_yes[session, one.public] = None
-            for gone in list(self._session_yes)[:-_MOST_REMEMBERED]:
-                del self._session_yes[gone]
+            self._session_yes[session, source.identity, one.own] = None
+            _forget_oldest(self._session_yes)
 
     async def _note_answer(self, entry: Mapping[str, Any]) -> None:
         """Also if its client has gone meanwhile: somebody has answered. Raises OSError and LedgerUnusable."""
@@ -203,6 +204,11 @@ class Confirmer:
         now = trio.current_time()
         self._refused = {each: until for each, until in self._refused.items() if now < until}
         return digest in self._refused
+
+
+def _forget_oldest(answers: dict[Any, Any]) -> None:
+    for gone in list(answers)[:-_MOST_REMEMBERED]:
+        del answers[gone]
 
 
 def _form(confirmation: Confirmation, seconds: float, offered: Sequence[str]) -> Mapping[str, Any]:

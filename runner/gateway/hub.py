@@ -20,7 +20,7 @@ import socket
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any, NamedTuple
 
 import trio
@@ -50,7 +50,7 @@ _LOOK_SECONDS = 0.05
 _ACCEPT_AGAIN_SECONDS = 0.5
 _STUCK_SECONDS = 0.2  # for which a client may leave an answer before it is taken for one that does not read
 _ANOTHER = "end your hosts' sessions, and the hub ends too; or name another socket with --via"
-_SPACES = ("mnt", "user", "pid")
+_SPACES = ("mnt", "user", "pid", "net")
 _SO_PEERPIDFD = 77
 
 # The options that these words mean in this folder. Raises ValueError, DocumentError and ApprovalsUnusable.
@@ -83,7 +83,9 @@ class GatewayHub:
     async def serve(self, listener: trio.SocketListener) -> None:
         """Until it was unused for its time."""
         while True:
-            with trio.CancelScope(deadline=trio.current_time() + self._idle) as self._unused:
+            # Who started it is given time to come, whatever the time without a client is.
+            first = trio.current_time() + max(self._idle, _HELLO_SECONDS)
+            with trio.CancelScope(deadline=first) as self._unused:
                 while True:
                     try:
                         stream = await listener.accept()
@@ -124,13 +126,14 @@ class GatewayHub:
             try:
                 gateway = await self._greet(stream, lines, say)
             except HubRefusal as refusal:
-                await writer.write(json.dumps({"refused": str(refusal)}) + "\n")
+                await writer.write(json.dumps({"refused": printable(str(refusal))}) + "\n")
             else:
-                await writer.write('{"ready": true}\n')
-                reads: Any = lines  # they have what the transport uses
-                writes: Any = writer
-                async with stdio_server(reads, writes) as streams:
-                    await gateway.run(*streams)
+                with closing(gateway):  # also if the client has gone meanwhile
+                    await writer.write('{"ready": true}\n')
+                    reads: Any = lines  # they have what the transport uses
+                    writes: Any = writer
+                    async with stdio_server(reads, writes) as streams:
+                        await gateway.run(*streams)
             said.close()
 
     async def _greet(
@@ -161,7 +164,8 @@ class GatewayHub:
         except ModuleNotFoundError as error:
             raise HubRefusal(missing("gateway", error)) from None
         except DocumentError as error:
-            raise HubRefusal("; ".join(map(str, error.diagnostics))) from None
+            told = (part for each in error.diagnostics for part in (each.text(), each.hint) if part)
+            raise HubRefusal("; ".join(told)) from None
         except ValueError as error:
             raise HubRefusal(str(error)) from None
         except ApprovalsUnusable as unusable:
@@ -239,7 +243,10 @@ def peer_fault(connection: trio.socket.SocketType) -> str:
     except OSError:
         same, less = False, ""
     if not same or has_ended(connection):  # else its id may be another process's by now
-        return "this hub serves processes outside of any cage and container, in its own namespaces"
+        return (
+            "this hub serves processes outside of any cage and container, in its own namespaces; others use"
+            " another --via"
+        )
     if not less:
         return ""
     return (

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from runner.approvals.files import locked_folder, open_folder, read_bytes
@@ -32,6 +32,7 @@ class Login(NamedTuple):
     expires: float | None  # seconds since 1970
     server: Mapping[str, Any] | None = None  # metadata of the authorization server
     resource: Mapping[str, Any] | None = None  # metadata of the server itself
+    number: str = ""  # another one for each sign-in, and not for each token
 
 
 class LoginRecord:
@@ -64,12 +65,10 @@ class LoginRecord:
             message = f"{_WHAT} {self._path} is damaged: {str(error)[:200]}"
             raise ApprovalsUnusable(message, remedy) from None
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> AbstractContextManager[None]:
         """Lets nobody else who asks so change it. A refresh token may be good for one use: two gateways must
         not use it at once. Raises ApprovalsUnusable."""
-        with locked_folder(self._folder, _FOLDER_WHAT):
-            yield
+        return locked_folder(self._folder, _FOLDER_WHAT)
 
     def write(self, login: Login) -> None:
         """Raises ApprovalsUnusable. To be called while it is locked."""

@@ -132,9 +132,10 @@ class ClientQuestions:
 
     def services(self, plugin: str, context: Context) -> Services | None:
         """What the plugin may ask, by what the client can answer."""
+        asking = _PluginQuestions(self, plugin)
         return Services(
-            elicitation=_Elicitation(self, plugin) if can_answer(context, "elicitation/create") else None,
-            sampling=_Sampling(self, plugin) if can_answer(context, "sampling/createMessage") else None,
+            elicitation=asking if can_answer(context, "elicitation/create") else None,
+            sampling=asking if can_answer(context, "sampling/createMessage") else None,
         )
 
     async def ask(self, plugin: str, method: str, params: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -144,17 +145,14 @@ class ClientQuestions:
         return await request.ask(method, params)
 
 
-class _Elicitation:
+class _PluginQuestions:
+    """What one plugin asks."""
+
     def __init__(self, questions: ClientQuestions, plugin: str) -> None:
         self._questions, self._plugin = questions, plugin
 
     async def elicit(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         return await self._questions.ask(self._plugin, "elicitation/create", request)
-
-
-class _Sampling:
-    def __init__(self, questions: ClientQuestions, plugin: str) -> None:
-        self._questions, self._plugin = questions, plugin
 
     async def sample(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
         return await self._questions.ask(self._plugin, "sampling/createMessage", request)

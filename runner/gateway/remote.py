@@ -80,8 +80,8 @@ class RemoteSource:
         ask: Ask | None = None,
         sign_in: SignIn | None = None,
     ) -> None:
-        """`rule`: of the policy. `ask`: sends a request; None: to the server. `sign_in`: of a
-        person; None: nobody can."""
+        """`rule`: of the policy. `ask`: sends a request; None: to the server. `sign_in`: of a person, for a
+        server whose token the settings do not give; None: nobody can."""
         self.name = settings.name
         self.mark = self.identity = remote_identity(settings.name, settings.url)
         self.look = shlex.join(("runner", "allow", "--diff", "--remote", settings.name))
@@ -91,8 +91,9 @@ class RemoteSource:
         # A call has a clock of its own, which waits while a person is asked.
         self._ask = ask or asking(CALL_SECONDS, MOST_BODY_BYTES)
         self._ask_long = ask or asking(math.inf, MOST_BODY_BYTES)
-        self._sign_in = sign_in
+        self._sign_in = None if settings.token_file or settings.token_command else sign_in
         self._token = ""  # that the session has by a sign-in
+        self._login = ""  # the number of that sign-in
         # Whom questions go to: of the client whose calls these are. None: nobody can be asked.
         self.services: Callable[[], Services | None] = lambda: None
         self._numbers = itertools.count(1)
@@ -174,10 +175,16 @@ class RemoteSource:
     async def _session(self) -> Headers:
         """The headers of the session, which is begun if there is none. Raises PluginFailure."""
         async with self._turn:
-            if self._headers is not None:
+            if self._headers is not None and self._sign_in is None:
                 return self._headers
             require_listed(self._rule, self._settings.url)
             token = await self._secret()
+            # A person may have signed out meanwhile, or in anew: as somebody else, or for more.
+            login = "" if self._sign_in is None else self._sign_in.number
+            if self._headers is not None and login == self._login:
+                if token != _token_in(self._headers):
+                    self._headers = _with_token(self._headers, token)
+                return self._headers
             headers = _with_token((), token)
             about = {"name": "runner", "version": __version__}
             services = self.services()
@@ -202,6 +209,7 @@ class RemoteSource:
             headers = (*headers, *(("Mcp-Session-Id", value) for value in sessions[:1]))
             self._require_welcome(await self._post("notifications/initialized", None, headers, None))
             self._headers, self._offered, self._speaks_beside = headers, offered, True
+            self._login = login
             return headers
 
     async def _request(
@@ -219,7 +227,7 @@ class RemoteSource:
                     self._headers = None
             headers = await self._session()
             answer = await self._exchange(method, params, (*headers, *more), number, call)
-        elif answer.status in _REFUSED and (new := await self._other_token(answer.status, headers)):
+        elif answer.status == _NO_TOKEN and (new := await self._renewed(_token_in(headers))):
             async with self._turn:
                 renewed = _with_token(headers, new)
                 if self._headers is headers:
@@ -309,7 +317,7 @@ class RemoteSource:
         """Raises PluginFailure for a status that has no answer."""
         if answer.status in _REFUSED:
             hint, what = "check its token_file or token_command", "the token"
-            if self._signs_in():
+            if self._sign_in is not None:
                 rights = wanted_scope(answer.headers)
                 hint = f"run: {self._settings.login_with(rights)}"
                 what = "the sign-in" if self._token else "access"
@@ -321,29 +329,17 @@ class RemoteSource:
 
     # --- tokens ---------------------------------------------------------------------------------------------
 
-    def _signs_in(self) -> bool:
-        return self._sign_in is not None and not (self._settings.token_file or self._settings.token_command)
-
     async def _renewed(self, refused: str) -> str:
         """A token of a sign-in in place of one that the server refuses; '' if there is none. Raises
         PluginFailure."""
-        if not refused or not self._signs_in() or self._sign_in is None:
+        if not refused or self._sign_in is None:
             return ""
         self._token = await self._sign_in.token(refused)
         return self._token
 
-    async def _other_token(self, status: int, headers: Headers) -> str:
-        """In place of one that the server refuses; '' if there is none. Raises PluginFailure."""
-        used = _token_in(headers)
-        if status == _NO_TOKEN:
-            return await self._renewed(used)
-        # It lacks a right. A person may have signed in for that meanwhile.
-        found = await self._secret() if used and self._signs_in() else ""
-        return found if found != used else ""
-
     async def _secret(self) -> str:
         """Raises PluginFailure. No message has the token, or what the command wrote."""
-        if self._signs_in() and self._sign_in is not None:
+        if self._sign_in is not None:
             self._token = await self._sign_in.token()
             return self._token
         if self._settings.token_file:

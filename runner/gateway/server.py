@@ -194,13 +194,13 @@ class ClientGateway:
     # --- calls ----------------------------------------------------------------------------------------------
 
     async def _call_tool(self, context: Context, params: types.CallToolRequestParams) -> dict[str, Any]:
-        one, known = await self._find("tools", params.name)
+        one, known = found = await self._find("tools", params.name)
         if refusal := self._over_rate():
             return finished(refusal)
 
         async def work(request: ClientRequest) -> dict[str, Any]:
             source = known.source
-            if refused := await self._refusal(request, params, one, source):
+            if refused := await self._refusal(request, params, found):
                 return finished(error_result(outcome_error(refused)["error"]))
             made = await self._make(request, source, one.own, params.arguments or {}, "tool")
             if made.is_ok:
@@ -220,15 +220,17 @@ class ClientGateway:
         return await self._waiting.answer(self, context, f"tool {params.name}", work)
 
     async def _refusal(
-        self, request: ClientRequest, params: types.CallToolRequestParams, one: Shown, source: ToolSource
+        self, request: ClientRequest, params: types.CallToolRequestParams, found: tuple[Shown, KnownSource]
     ) -> Outcome | None:
-        """Why a call must not be made, after a person was asked if one wants to be."""
+        """Why a call must not be made, after a person was asked if one wants to be. `found`: its tool."""
         if self._confirmer is None:
             return None
+        one, known = found
         await self._confirmer.ask_about_hosts(request, one.plugin)  # that it was refused at the end of a call
         session, arguments = _session_of(request.context), params.arguments or {}
-        refused = await self._confirmer.refusal(request, session, source, one, arguments)
-        if refused is None and (await self._find("tools", params.name))[0] != one:
+        refused = await self._confirmer.refusal(request, session, known.source, one, arguments)
+        # Also if another plugin has come in the place of this one, with the same tool.
+        if refused is None and await self._find("tools", params.name) != found:
             message = f"the tool {quoted(one.public)} changed while a person was asked about it"
             return Outcome("policy_denied", "call", message, "changed", "call again")
         return refused
@@ -492,8 +494,10 @@ def _key(context: Context) -> str:
 
 
 def _session_of(context: Context) -> str | None:
-    """What a yes may count for. None: a request of its own, as the newer protocol makes them by HTTP."""
-    return None if context.request is not None and not _key(context) else _key(context)
+    """What a yes may count for. None: a request of its own, as the newer protocol makes them by HTTP, even
+    if a header names a session."""
+    key, is_modern = _key(context), context.protocol_version in MODERN_PROTOCOL_VERSIONS
+    return None if context.request is not None and (is_modern or not key) else key
 
 
 def _value(made: CallAnswer) -> Any:

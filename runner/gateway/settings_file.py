@@ -44,7 +44,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
 
-from runner.approvals.confirmations import MOST_PATTERNS, pattern_fault
+from runner.approvals.confirmations import DESTRUCTIVE, HOSTS, MOST_PATTERNS, pattern_fault
 from runner.gateway.names import MOST_NAME, SEPARATOR
 from runner.gateway.settings import CONFIRM_SECONDS, ClientSettings, GatewaySettings, RemoteSettings
 from runner.serve.settings_file import limit_faults
@@ -59,6 +59,8 @@ from sandbox.units import parse_duration
 
 _MOST_WAIT = 600  # a client of the newer protocol has no more for its reply
 _MOST_RATE = 1_000_000
+_WORDS = (DESTRUCTIVE, HOSTS)
+_WILDCARD = re.compile(r"[*?[]")
 _NAME = re.compile(rf"[A-Za-z0-9_-]{{1,{MOST_NAME}}}\Z", re.ASCII)
 _TOKEN_KEYS = ("token", "bearer_token", "headers", "authorization", "api_key")
 _SIGN_IN_KEYS = ("client_id", "client_secret_file", "issuer", "callback_port")
@@ -96,8 +98,15 @@ def _rate(given: object) -> object:
 
 
 def _patterns(given: tuple[str, ...]) -> tuple[str, ...]:
-    found = [(number, fault) for number, each in enumerate(given) if (fault := pattern_fault(each))]
-    faults = [WrongValue(f"it {fault}", "bad_pattern", keys=(number,), whole=True) for number, fault in found]
+    faults = []
+    for number, each in enumerate(given):
+        fault = pattern_fault(each)
+        # Nobody would be asked, and nobody would notice.
+        if not fault and each not in _WORDS and SEPARATOR not in each and not _WILDCARD.search(each):
+            fault = "can be no tool's public name"
+        if fault:
+            hint = f"PLUGIN{SEPARATOR}TOOL, with * and ? as wildcards; or {' or '.join(_WORDS)}"
+            faults.append(WrongValue(f"{each!a} {fault}", "bad_pattern", hint, keys=(number,), whole=True))
     if len(given) > MOST_PATTERNS:
         faults.append(WrongValue(f"has more than {MOST_PATTERNS} patterns", "bad_pattern"))
     refuse(faults)

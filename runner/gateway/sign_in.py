@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import ExitStack, aclosing
@@ -106,6 +107,7 @@ class SignIn:
         self._ask = ask or asking(_REQUEST_SECONDS, _MOST_BYTES)
         self._turn = trio.Lock()
         self._scope = ""  # rights to ask for, whatever the server asks for first
+        self.number = ""  # of the sign-in whose token was asked for last; empty: there was none
 
     @property
     def command(self) -> str:
@@ -117,7 +119,7 @@ class SignIn:
         async with self._turn:
             login = await self._read()
             if login is None or _is_good(login, refused):
-                return "" if login is None else _access(login)
+                return self._use(login)
             try:
                 with ExitStack() as stack:
                     await trio.to_thread.run_sync(stack.enter_context, self._record.locked())
@@ -130,7 +132,11 @@ class SignIn:
                             await trio.to_thread.run_sync(self._record.write, login)
             except ApprovalsUnusable as unusable:
                 raise _failure("launch_failed", str(unusable), unusable.hint) from None
-            return "" if login is None else _access(login)
+            return self._use(login)
+
+    def _use(self, login: Login | None) -> str:
+        self.number = "" if login is None else login.number
+        return "" if login is None else _access(login)
 
     async def run(self, show: Callable[[str], None], scope: str = "") -> None:
         """Sign in. `show`: shows the person a URL to open. `scope`: rights beside those that the server asks
@@ -181,7 +187,8 @@ class SignIn:
             raise _failure("policy_denied", f"the server refuses the token it was sent ({status})")
         with ExitStack() as stack:
             await trio.to_thread.run_sync(stack.enter_context, self._record.locked())
-            await trio.to_thread.run_sync(self._record.write, _login(provider, storage))
+            login = _login(provider, storage, secrets.token_hex(8))
+            await trio.to_thread.run_sync(self._record.write, login)
 
     async def _read(self) -> Login | None:
         try:
@@ -208,7 +215,7 @@ class SignIn:
         await self._drive(provider, _message(_GREETING), only_renew=True)
         if storage.token is before:
             raise self._over("the sign-in is over")
-        return _login(provider, storage)
+        return _login(provider, storage, login.number)
 
     def _over(self, message: str) -> PluginFailure:
         return _failure("policy_denied", message, f"run: {self.command}")
@@ -245,8 +252,12 @@ class SignIn:
             answer = await self._ask(HttpsRequest(url, request.method, headers, body or None))
         except FetchFailed as error:
             raise _failure(_CODES.get(error.kind, "launch_failed"), str(error)) from None
-        # Without those that say where else to go, or how the body is packed.
-        kept = [(name, text) for name, text in answer.headers if name.lower() in _KEPT]
+        # Without those that say where else to go, or how the body is packed. The SDK takes ASCII only.
+        kept = [
+            (name, text.encode("ascii", "replace").decode())
+            for name, text in answer.headers
+            if name.lower() in _KEPT
+        ]
         if self._scope and answer.status == _NO_TOKEN:
             challenge = next((text for name, text in kept if name.lower() == _CHALLENGE), "")
             kept = [each for each in kept if each[0].lower() != _CHALLENGE]
@@ -283,7 +294,12 @@ class SignIn:
 
 def run_sign_in(signing: SignIn, show: Callable[[str], None], scope: str) -> None:
     """`SignIn.run`, for a process that does nothing else."""
-    trio.run(signing.run, show, scope)
+    try:
+        trio.run(signing.run, show, scope)
+    except BaseExceptionGroup as group:  # Ctrl-C may interrupt any of trio's tasks
+        if group.subgroup(KeyboardInterrupt) is None:
+            raise
+        raise KeyboardInterrupt from None
 
 
 def is_scope(text: str) -> bool:
@@ -319,12 +335,12 @@ def _choose_method(provider: OAuthClientProvider) -> None:
         client.token_endpoint_auth_method = "client_secret_post"
 
 
-def _login(provider: OAuthClientProvider, storage: _Storage) -> Login:
+def _login(provider: OAuthClientProvider, storage: _Storage, number: str) -> Login:
     """Raises PluginFailure if its token cannot be used."""
     context = provider.context
     kept = (context.client_info, storage.token, context.oauth_metadata, context.protected_resource_metadata)
     client, token, server, resource = (None if each is None else _dump(each) for each in kept)
-    login = Login(client or {}, token or {}, context.token_expiry_time, server, resource)
+    login = Login(client or {}, token or {}, context.token_expiry_time, server, resource, number)
     _access(login)
     return login
 

@@ -31,6 +31,7 @@ from runner.gateway.server import ClientGateway
 from runner.gateway.settings import DEFAULT_CLIENT
 from runner.gateway.telling import Telling
 from runner.gateway.tool_source import SupervisedSource
+from runner.gateway.via import MOST_LINE
 from runner.launch.command import environ_of_places
 from runner.lifecycle.supervised import Opener, open_spec
 from runner.lifecycle.supervisor import Supervisor, open_supervisor, supervise
@@ -40,7 +41,6 @@ from runner.serve.roster import Roster
 from runner.serve.watch import open_watch
 from sandbox.policy.load import load_policy
 
-MOST_LINE = 16 << 20  # bytes of one message of the client: as much as a plugin's may have
 _READ_BYTES = 64 << 10
 _NAMES = "names/gateway.json"  # beside the record of tools: who has which name
 
@@ -118,7 +118,9 @@ class StdioGateway:
                 # Plugins have ended. In a thread: another client, or another gateway, may be writing.
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(self._telling.close)
-            self._options.close()
+
+    def close(self) -> None:
+        self._options.close()
 
     async def _run(self, reads: Any, writes: Any) -> None:
         async with (
@@ -309,6 +311,7 @@ async def _serve(options: StdioOptions, environ: Mapping[str, str], say: Callabl
     except* (trio.BrokenResourceError, trio.ClosedResourceError):
         pass  # the client has gone while it was told something
     finally:
+        gateway.close()
         reader.close()
         writer.close()
 

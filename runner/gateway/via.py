@@ -175,7 +175,8 @@ class ThinClient:
                 if not more:  # it ended
                     hub.close()
                     return None
-                for line in lines.take(more):
+                whole = iter(lines.take(more))
+                for line in whole:
                     if line.startswith(b"#"):
                         _say(line)
                         continue
@@ -184,6 +185,8 @@ class ThinClient:
                         raise HubUnusable(str(answer["refused"]))
                     self._of_hub = lines
                     hub.settimeout(None)
+                    for each in whole:  # it may have said more at once
+                        self.from_hub(each)
                     return hub
         except (OSError, ValueError):
             hub.close()
@@ -253,19 +256,25 @@ class ThinClient:
                 return  # an answer to a hub that has gone
             message["id"] = self._questions.pop(known)
             line = json.dumps(message).encode() + b"\n"
+        # The older protocol has lists of messages.
+        requests = [
+            each
+            for each in (message if isinstance(message, list) else [message])
+            if isinstance(each, dict) and isinstance(each.get("method"), str)
+        ]
         if self._hub is None:
             try:
                 self.connect()
             except HubUnusable as unusable:
-                for each in _requests(message):
-                    self._tell(_error(each["id"], str(unusable)))
+                for each in requests:
+                    if each.get("id") is not None:
+                        self._tell(_error(each["id"], str(unusable)))
                 _complain(str(unusable))
                 return
             if not isinstance(message, dict) or message.get("method") != "initialize":
                 self._repeat()
-        for each in message if isinstance(message, list) else [message]:
-            if isinstance(each, dict) and isinstance(each.get("method"), str):
-                self._note(each, line)
+        for each in requests:
+            self._note(each, line)
         if self._first:
             self._held.append(line)
         else:
@@ -457,6 +466,8 @@ def manager_words(path: str, command: Sequence[str], environ: Mapping[str, str])
     told = [f"{name}={value}" for name, value in places(environ).items()]
     return [
         *(program, "--user", "--quiet", "--collect", f"--unit={unit}", "--property=Delegate=yes"),
+        # The usual one is the command, with its variables, and others may read the journal.
+        "--description=the hub of runner gateway",
         *(f"--property=UMask={marks.get('Umask', '0022')}", "--working-directory=/", "--"),
         *("/usr/bin/env", "-i", *told),  # and nothing that the manager has
     ]
@@ -490,18 +501,11 @@ def _error(number: Any, why: str) -> dict[str, Any]:
 
 
 def _complain(text: str) -> None:
-    _say(f"#runner gateway: {text}\n".encode())
+    _say(f"#runner gateway: {text}\n".encode(errors="backslashreplace"))  # a path may be no UTF-8
 
 
 def _key(number: Any) -> str:
     return json.dumps(number)
-
-
-def _requests(message: Any) -> list[dict[str, Any]]:
-    found = message if isinstance(message, list) else [message]
-    return [
-        each for each in found if isinstance(each, dict) and "method" in each and each.get("id") is not None
-    ]
 
 
 def _folder() -> str:

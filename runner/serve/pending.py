@@ -39,6 +39,7 @@ class Consent(NamedTuple):
     allowed: bool
     remembered: Remembered = "once"
     by: str = ""  # who decided, or why nobody did
+    decided: bool = True  # False: nobody was asked
 
 
 class _Pending:
@@ -54,6 +55,7 @@ class _Pending:
 class PendingConfirmations:
     def __init__(self) -> None:
         self._pending: dict[str, _Pending] = {}
+        self._denied: set[tuple[str, str]] = set()  # plugins and hosts to which a person said no
         # Called with each confirmation and its row of `list`: a webhook tells them elsewhere.
         self.on_asked: Callable[[dict[str, Any]], None] = lambda row: None
 
@@ -64,7 +66,7 @@ class PendingConfirmations:
     async def ask(self, confirmation: Confirmation, seconds: float) -> Consent:
         """Wait for an answer. If this task is cancelled, the confirmation is gone."""
         if fault := self._fault(confirmation):
-            return Consent(False, by=fault)
+            return Consent(False, by=fault, decided=False)
         pending = self._add(confirmation, seconds)
         try:
             with trio.move_on_at(pending.until):
@@ -74,9 +76,10 @@ class PendingConfirmations:
             self._pending.pop(pending.id, None)
 
     def note(self, confirmation: Confirmation) -> None:
-        """List a host that was refused. Each once."""
+        """List a host that was refused. Each once, and not after a no: its plugin may try again and again."""
         known = any(each.confirmation[:4] == confirmation[:4] for each in self._pending.values())
-        if not known and not self._fault(confirmation):
+        denied = (confirmation.plugin, confirmation.subject) in self._denied
+        if not known and not denied and not self._fault(confirmation):
             self._add(confirmation, HOST_SECONDS)
 
     def decide(self, number: str, consent: Consent) -> dict[str, Any]:
@@ -84,6 +87,8 @@ class PendingConfirmations:
         pending = self._pending.pop(number)
         if trio.current_time() >= pending.until:
             raise KeyError(number)
+        if pending.confirmation.kind == "host" and not consent.allowed:
+            self._denied.add((pending.confirmation.plugin, pending.confirmation.subject))
         pending.consent = consent
         pending.done.set()
         return _row(pending)

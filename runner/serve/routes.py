@@ -256,21 +256,23 @@ class Routes:
         remembered = next((each for each in REMEMBERED if each == word), None)
         if remembered is None:
             raise Refused(400, "invalid_query", f"remember is one of {', '.join(REMEMBERED)}")
-        return self._decide(request, Consent(True, remembered))
+        return await self._decide(request, Consent(True, remembered))
 
     async def deny(self, request: Request) -> Response:
-        return self._decide(request, Consent(False))
+        return await self._decide(request, Consent(False))
 
-    def _decide(self, request: Request, consent: Consent) -> Response:
+    async def _decide(self, request: Request, consent: Consent) -> Response:
         number = request.path_params["confirmation"]
         by = request.scope["state"]["caller"]
+        consent = consent._replace(by=by if consent.allowed else f"{by} said no")
         try:
-            row = self._pending.decide(
-                number, consent._replace(by=by if consent.allowed else f"{by} said no")
-            )
+            row = self._pending.decide(number, consent)
         except KeyError:
             message = f"no confirmation {number[:60]!a} waits for an answer: it has one, or its time is over"
             raise Refused(404, "no_such_confirmation", message, "runner ctl pending lists them") from None
+        if row["kind"] == "host":  # of a call, the answer is noted by what waits for it
+            detail = json.dumps({**row, **consent._asdict()})
+            await self._ledger.note("confirm", by, row["plugin"], detail)
         return Json({**row, "allowed": consent.allowed})
 
     # --- plugins --------------------------------------------------------------------------------------------

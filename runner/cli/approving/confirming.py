@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 
 from runner.approvals.confirmations import HOSTS, MOST_PATTERNS, ConfirmationRecord, pattern_fault
 from runner.approvals.record import approvals_folder
-from runner.approvals.tools import identity_of
+from runner.approvals.tools import identity_of, parts_of
 from runner.cli.approving.subject import AllowSubject
 from runner.cli.shared.text import say
 from runner.outcome import EXIT
@@ -30,10 +29,9 @@ def print_confirmations(environ: Mapping[str, str]) -> None:
 
 def _name(identity: str) -> str:
     """Of a plugin in the record of tools; of a server elsewhere that is its name and URL."""
-    try:
-        contract, name, file, _ = json.loads(identity)
-    except ValueError:
+    if (parts := parts_of(identity)) is None:
         return identity
+    contract, name, file, _ = parts
     return f"{name} ({contract})  {file}"
 
 

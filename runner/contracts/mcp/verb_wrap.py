@@ -348,10 +348,13 @@ def _approved(file: str, config: Configuration) -> list[str]:
 
 
 def _keep_approvals(file: str, moved_to: str, names: Sequence[str]) -> list[str]:
-    """What the person allowed a server holds in its new place too. Returns the names of these servers.
-    `moved_to`: empty if there is no new place; then what was allowed for the old one is removed."""
+    """What the person allowed a server holds in its new place too, and so does what that person wants to be
+    asked about. Returns the names of servers of which something is allowed. `moved_to`: empty if there is no
+    new place; then what was said about the old one is removed."""
+    from runner.approvals.confirmations import ConfirmationRecord
     from runner.approvals.files import list_records, remove_record, write_record
     from runner.approvals.record import VERSION, ApprovalsUnusable
+    from runner.approvals.tools import identity_in, parts_of
     from runner.contracts.mcp.hosts.wrapping import run_name
 
     ids = {run_name(name): name for name in names}
@@ -368,6 +371,17 @@ def _keep_approvals(file: str, moved_to: str, names: Sequence[str]) -> list[str]
                 kept[ids[record.key.id]] = None
             else:
                 remove_record(record.key.name, os.environ)
+        confirmations = ConfirmationRecord(os.environ)
+        for plugin, asked in [*confirmations.all()]:
+            contract, name, place, scope = parts_of(plugin) or ("", "", "", "")
+            if place != os.path.realpath(file) or name not in ids or not asked.patterns:
+                continue
+            if moved_to:
+                there = identity_in(moved_to, contract, name, scope)
+                both = (*confirmations.read(there).patterns, *asked.patterns)
+                confirmations.set_patterns(there, tuple(dict.fromkeys(both)))
+            else:
+                confirmations.set_patterns(plugin, ())
     except ApprovalsUnusable as unusable:
         say(f"runner wrap: {printable(str(unusable))}; allow its servers again: runner allow FILE")
     if kept:

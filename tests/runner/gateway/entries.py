@@ -64,10 +64,12 @@ async def on_stdio(caller: Caller, config: Path, *options: str, **client: Any) -
 
 
 @asynccontextmanager
-async def at_door(socket: str, **client: Any) -> AsyncIterator[Client]:
+async def at_door(
+    socket: str, headers: Mapping[str, str] | None = None, **client: Any
+) -> AsyncIterator[Client]:
     transport = httpx2.AsyncHTTPTransport(uds=socket)
     with trio.fail_after(SECONDS):
-        async with httpx2.AsyncClient(transport=transport, timeout=SECONDS) as http:
+        async with httpx2.AsyncClient(transport=transport, timeout=SECONDS, headers=headers) as http:
             streams = streamable_http_client("http://localhost/mcp", http_client=http)
             async with Client(streams, **client) as opened:
                 yield opened

@@ -147,9 +147,9 @@ async def test_the_operator_answers_at_the_daemon(runner_as: Caller, shelf: Path
         async with at_door(served.socket, mode="legacy", elicitation_callback=person.answer) as client:
             assert await called(client, "old__echo", {"a": 5}) == (False, '{"a": 5}')
         assert len(person.asked) == 1
-        # The newer protocol has no sessions by HTTP, so no yes counts for one.
-        newer = Person(yes(remember="session"), yes(remember="once"))
-        async with at_door(served.socket, mode="auto", elicitation_callback=newer.answer) as client:
+        # The newer protocol has no sessions by HTTP, so no yes counts for one, also if a client makes one up.
+        newer, made_up = Person(yes(remember="session"), yes(remember="once")), {"mcp-session-id": "mine"}
+        async with at_door(served.socket, made_up, mode="auto", elicitation_callback=newer.answer) as client:
             failed, told = await called(client, "old__echo", {"a": 6})
             assert failed and "gave no answer that counts" in told
             assert await called(client, "old__echo", {"a": 7}) == (False, '{"a": 7}')
@@ -327,3 +327,6 @@ async def test_a_host_at_the_daemon_is_the_operators_to_allow(
             while (await called(client, "reaching__reach", given))[1] != "reached":  # it is started anew
                 await trio.lowlevel.checkpoint()
         assert not person.asked and not pending(served)
+        [noted] = served.ask("GET", "/audit?what=confirm")[1]["audit"]
+        assert (noted["plugin"], noted["detail"]["subject"]) == ("reaching", "api.example.com:443")
+        assert noted["detail"]["allowed"] is True and noted["caller"].startswith("uid:")

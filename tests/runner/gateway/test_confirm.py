@@ -289,6 +289,45 @@ async def test_a_tool_that_changes_meanwhile_is_not_called(tmp_path: Path) -> No
 
 @quiet
 @pytest.mark.trio
+async def test_a_yes_is_for_the_plugin_that_was_asked_about(tmp_path: Path) -> None:
+    """And not for another one that comes in its place, with the same tools."""
+    async with rig(tmp_path) as made:
+
+        async def replace() -> None:
+            settings = RemoteSettings("git", f"{made.source.mark}/other".removeprefix("remote git "))
+            made.source = RemoteSource(settings, RULE, made.server.ask)
+            await made.catalogue.reload()
+
+        class Slow(Person):
+            async def answer(self, context: Any, params: Any) -> types.ElicitResult:
+                if len(self.asked) == 1:
+                    await replace()
+                return await super().answer(context, params)
+
+        person = Slow({"remember": "session"}, {}, "decline")
+        async with made.client("legacy", person) as client:
+            assert await outcome(client, "drop") == await outcome(client, "drop") == "done"
+            assert "changed while a person was asked" in await outcome(client, "push")
+            assert "said no" in await outcome(client, "drop")
+        assert made.server.called == ["drop", "drop"] and not person.answers
+
+
+@quiet
+@pytest.mark.trio
+async def test_a_no_is_for_a_minute(tmp_path: Path, mock_clock: trio.testing.MockClock) -> None:
+    """However often the call is tried meanwhile."""
+    person = Person("decline", {})
+    async with rig(tmp_path) as made, made.client("legacy", person) as client:
+        assert "said no" in await outcome(client, "push")
+        for seconds in (1, 58):
+            mock_clock.jump(seconds)
+            assert "refused a moment ago" in await outcome(client, "push")
+        mock_clock.jump(1)
+        assert await outcome(client, "push") == "done"
+
+
+@quiet
+@pytest.mark.trio
 async def test_the_operator_answers_at_the_daemon(tmp_path: Path) -> None:
     pending, outcomes = PendingConfirmations(), dict[str, str]()
     told: list[Mapping[str, Any]] = []
@@ -303,8 +342,9 @@ async def test_the_operator_answers_at_the_daemon(tmp_path: Path) -> None:
                 nursery.start_soon(partial(make, number=number))
             while len(pending.list()) < MOST_OF_OWNER:
                 await trio.lowlevel.checkpoint()
-            more = await outcome(client, "push", number=99)
-            assert "8 confirmations about the client me wait for an answer" in more
+            for _ in range(2):  # nobody has said no to it, so it may be asked about later
+                more = await outcome(client, "push", number=99)
+                assert "8 confirmations about the client me wait for an answer" in more
             rows = {row["lines"][0]: row["id"] for row in pending.list()}
             assert sorted(rows) == [f"number: {number}" for number in range(MOST_OF_OWNER)]
             for number in range(MOST_OF_OWNER):
@@ -320,8 +360,11 @@ async def test_the_operator_answers_at_the_daemon(tmp_path: Path) -> None:
         assert not pending.list()
 
         # A client that gives up takes its confirmation along.
-        with trio.move_on_after(0.5):
-            await client.call_tool("git__drop", {})
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.call_tool, "git__drop", {})
+            while not pending.list():
+                await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
         while pending.list():
             await trio.lowlevel.checkpoint()
         assert "drop" not in made.server.called
@@ -383,6 +426,13 @@ async def test_questions_end_in_time(autojump_clock: trio.testing.MockClock) -> 
     rows = pending.list()
     assert len(rows) == MOST_OF_OWNER and len({row["subject"] for row in rows}) == MOST_OF_OWNER
     assert (await pending.ask(confirmation._replace(plugin="other"), 1.0)).by == "nobody answered in time"
+    # After a no it is not listed again, however often the plugin tries.
+    refused = Confirmation("host", "", "git", rows[0]["subject"], (), "runner allow")
+    pending.decide(rows[0]["id"], Consent(False))
+    pending.note(refused)
+    assert rows[0]["subject"] not in {row["subject"] for row in pending.list()}
+    pending.note(refused._replace(plugin="other"))  # that one may
+    assert (rows[0]["subject"], "other") in {(row["subject"], row["plugin"]) for row in pending.list()}
     await trio.sleep(3600)
     assert not pending.list()
 
@@ -450,4 +500,10 @@ def test_arguments_for_people() -> None:
     assert len(long[0]) < MOST_LINE + 60 and long[1] == 'second: {"a": [1, "\\u202e\\u0007"]}'
     many = argument_lines({str(number): number for number in range(30)})
     assert len(many) == MOST_LINES + 1 and many[-1] == "… and 10 further arguments"
-    assert argument_lines({"\n" * 100: 1})[0] == "\\n" * 30 + "…: 1"
+    assert argument_lines({"\n" * 100: 1})[0] == '"' + ("\\n" * 30)[:59] + "…: 1"
+    # No name of an argument looks like a sentence of ours, and none pushes one out that the tool reads.
+    bait = {f"{number} are harmless": True for number in range(MOST_LINES)}
+    lines = argument_lines({**bait, "path": "/"}, {"properties": {"path": {}}})
+    assert lines[:2] == ('path: "/"', '"0 are harmless": true')
+    for schema in (None, {}, {"properties": "path"}):
+        assert argument_lines({"a-b.c_1": 1}, schema) == ("a-b.c_1: 1",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import socket
@@ -23,7 +24,15 @@ from runner.gateway.confinement import is_confined, less_allowed, read_marks
 from runner.gateway.hub import MOST_CLIENTS, HubLines, HubWriter, has_ended
 from runner.gateway.via import manager_words
 from tests.conftest import Caller
-from tests.runner.gateway.test_shared import Host, Hub, hub, put_teller, who  # noqa: F401 -- a fixture
+from tests.runner.gateway.test_shared import (
+    DEFAULT_HUB,
+    Host,
+    Hub,
+    hub,  # noqa: F401 -- a fixture
+    output,
+    put_teller,
+    who,
+)
 from tests.tables import check_rows
 
 
@@ -95,12 +104,6 @@ def within(caller: Caller, *wrapper: str) -> Caller:
     return dataclasses.replace(caller, prefix=(*caller.prefix, *wrapper))
 
 
-def output(caller: Caller, code: str) -> str:
-    argv = [*caller.prefix, *caller.python, "-c", code]
-    done = subprocess.run(argv, env=dict(caller.environ), cwd="/", check=True, capture_output=True, text=True)
-    return done.stdout
-
-
 WRAPPERS: Mapping[str, tuple[str, ...]] = {
     "NoNewPrivs": ("setpriv", "--no-new-privs"),
     "Umask": ("sh", "-c", 'umask 077; exec "$@"', "sh"),
@@ -117,13 +120,12 @@ def test_a_hub_does_for_nobody_what_that_may_not_do(
     words = ("gateway", "--via", hub.path, "--config", put_teller(plugin_dir / "shelf"))
     started = runner_as(*words, input="")
     assert started.returncode == 0, started.stderr  # the control
-    place = "import os; from runner.gateway.via import default_hub; print(default_hub(dict(os.environ)))"
-    places_of = {output(runner_as, place)}
+    places_of = {output(runner_as, DEFAULT_HUB)}
     for name, wrapper in WRAPPERS.items():
         less = within(runner_as, *wrapper)
         refused = less(*words, input="")
         assert refused.returncode == 1 and f"({name} in /proc/PID/status)" in refused.stderr, refused.stderr
-        places_of.add(output(less, place))
+        places_of.add(output(less, DEFAULT_HUB))
     assert len(places_of) == 3  # with --shared each has one of its own
 
 
@@ -175,6 +177,7 @@ def test_a_unit_gets_the_places_and_nothing_of_its_manager(
     words = manager_words("/run/hub.sock", ("runner",), environ)
     assert words[0] == "/usr/bin/systemd-run" and "--property=UMask=0077" in words
     assert words[words.index("--") :] == ["--", "/usr/bin/env", "-i", "HOME=/home/a"]
+    assert "--description=the hub of runner gateway" in words  # without it, the journal has the variables
     monkeypatch.setattr(via, "read_marks", lambda process: {**FREE, "NoNewPrivs": "1"})
     assert manager_words("/run/hub.sock", ("runner",), environ) == []
 
@@ -192,6 +195,17 @@ def running(argv: list[str]) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"all\n"
     return process
+
+
+# Says what it was started with, hangs up, and lives until the hub has opened its audit.
+HANGS_UP = """
+import os, socket, sys
+with socket.socket(socket.AF_UNIX) as connection:
+    connection.connect(sys.argv[1])
+    connection.sendall(sys.stdin.buffer.read())
+while not os.path.exists(sys.argv[2]):
+    pass
+"""
 
 
 # Connections that say nothing, until stdin ends.
@@ -221,9 +235,17 @@ def test_a_client_that_is_refused_leaves_nothing_and_takes_no_place(
     while runner_as(*words, input="").returncode:
         pass  # the hub notices that they have gone
     refused = runner_as(*words, "--audit", audit, "--policy", "nowhere", input="")
-    assert refused.returncode == 1 and "nowhere" in refused.stderr and audit.exists()
+    told = "gateway: nowhere: policy_unknown: no policy is called 'nowhere'; there are "
+    assert refused.returncode == 1 and told in refused.stderr and audit.exists()
     code = "import os; print([os.path.realpath(each.path) for each in os.scandir({!r})])"
     assert str(audit) not in output(runner_as, code.format(f"/proc/{hub.pid()}/fd"))
+    # Nor does one that has gone before it was taken.
+    audit.unlink()
+    argv = [*runner_as.prefix, *runner_as.python, "-c", HANGS_UP, str(hub.path), str(audit)]
+    hello = hello_of(runner_as, "/", "--config", str(shelf), "--audit", str(audit))
+    subprocess.run(argv, env=dict(runner_as.environ), cwd="/", check=True, input=hello)
+    looks = (output(runner_as, code.format(f"/proc/{hub.pid()}/fd")) for _ in range(100))
+    assert any(str(audit) not in each for each in looks)  # one is enough, as a rule
     # What stands in the way of a hub is told.
     for ending in ("lock", "log"):
         hub.end()
@@ -362,17 +384,17 @@ def test_equal_numbers_and_tokens_of_two_clients(
         b.call(8, "release", "alpha")
         assert b.answer(8) == "alpha"
         assert a.answer(7) == "alpha"
-        told, asked = {"heard": list[str]()}, {2, 9}
-        while told["heard"].count("notifications/cancelled") < 2:  # the hub notices that c has gone
-            asked.add(number := 10 + len(asked))
-            b.call(number, "who")
-            told = json.loads(b.answer(number))
+        for last in itertools.count(9):
+            b.call(last, "who")
+            told = json.loads(b.answer(last))
+            if told["heard"].count("notifications/cancelled") == 2:  # of b, and of c, which has gone
+                break
         a.call(9, "who")
         assert told["token"] == json.loads(a.answer(9))["token"] == process  # it has outlived the client
         assert not [each for each in told["heard"] if "roots" in each or "progress" in each], told["heard"]
-        assert told["heard"].count("notifications/cancelled") == 2  # of b, and of c, which has gone
         for each, others in ((a, ("beta", "gamma")), (b, ("gamma",))):
-            said = json.dumps([message for message in each.heard if message.get("id") not in asked])
+            tellers = (2, *range(9, last + 1))
+            said = json.dumps([message for message in each.heard if message.get("id") not in tellers])
             assert not [word for word in others if word in said], said
         beside = [message for message in b.heard if message.get("id") != 8]
         assert "alpha" not in json.dumps(beside)

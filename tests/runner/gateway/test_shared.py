@@ -65,6 +65,15 @@ class Hub:
             fcntl.flock(held, fcntl.LOCK_EX)
 
 
+DEFAULT_HUB = "import os; from runner.gateway.via import default_hub; print(default_hub(dict(os.environ)))"
+
+
+def output(caller: Caller, code: str) -> str:
+    argv = [*caller.prefix, *caller.python, "-c", code]
+    done = subprocess.run(argv, env=dict(caller.environ), cwd="/", check=True, capture_output=True, text=True)
+    return done.stdout
+
+
 @contextmanager
 def hub_of(caller: Caller, folder: Path) -> Iterator[Hub]:
     place = folder / "hub"
@@ -369,23 +378,19 @@ async def test_the_entry_that_wrap_writes_starts_the_hub_of_this_user(
     verb, shared, option, stored = entry["args"]
     assert (verb, shared, option) == ("gateway", "--shared", "--config")
     tokens = []
+    hub = Hub(Path())
+    hub.path = Path(output(runner_as, DEFAULT_HUB).strip())  # root's folder may have others' hubs
     place = runner_as.home / "run/runner/gateway" if runner_as.uid else Path("/run/runner-gateway")
-    before = set(place.glob("*.sock"))
+    assert hub.path.parent == place and not hub.path.exists()
     try:
         for _ in range(2):
             async with on_stdio(runner_as, Path(stored), "--shared", mode="legacy") as client:
                 tokens.append((await who(client))["token"])
-        [path] = set(place.glob("*.sock")) - before
-        assert place.stat().st_mode & 0o777 == 0o700
+        assert hub.path.exists() and place.stat().st_mode & 0o777 == 0o700
     finally:
-        for path in set(place.glob("*.sock")) - before:
-            hub = Hub(place)
-            hub.path = path
-            hub.end()
-            for each in place.glob(f"{path.name}.*"):
-                each.unlink()
-        with suppress(OSError):  # it has others'
-            place.rmdir()
+        hub.end()
+        for each in place.glob(f"{hub.path.name}.*"):
+            each.unlink()
     assert len(set(tokens)) == 2  # a process ends with its last client
     undone = await trio.to_thread.run_sync(lambda: runner_as("wrap", "--gateway", config, "--undo", "--yes"))
     assert undone.returncode == 0 and config.read_text() == text, undone.stderr

@@ -6,6 +6,7 @@ import base64
 import json
 import os
 import re
+import socket
 import stat
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -32,13 +33,12 @@ from runner.gateway.questions import ClientQuestions
 from runner.gateway.remote import RemoteSource
 from runner.gateway.server import ClientGateway
 from runner.gateway.settings import ClientSettings, RemoteSettings
-from runner.gateway.sign_in import VERSION, SignIn, wanted_scope
+from runner.gateway.sign_in import VERSION, SignIn, run_sign_in, wanted_scope
 from runner.protocol.calls import CallRequest
 from runner.protocol.https.request import HttpsRequest
 from runner.protocol.https.response import HttpsResponse
 from runner.serve.desk import CallAnswer
 from sandbox.policy.policy import NetworkRule
-from tests.ports import free_port
 from tests.runner.gateway.signing import RULE, Tracker, browse, get, running_tracker
 from tests.runner.gateway.tracker import KNOWN, LOGIN, SECRET, TRACKER, URL
 
@@ -256,17 +256,15 @@ async def test_a_client_that_the_operator_registered(tracker: Tracker, tmp_path:
     secret = tmp_path / "secret"
     secret.write_text(SECRET)
     secret.chmod(0o600)
-    port = free_port()
-    known = SETTINGS._replace(
-        client_id=KNOWN,
-        client_secret_file=str(secret),
-        issuer=f"https://{LOGIN}/",
-        callback_port=port,
-    )
-    tracker.tell(f"know {port}")
+    known = SETTINGS._replace(client_id=KNOWN, client_secret_file=str(secret), issuer=f"https://{LOGIN}/")
     ask = tracker.asking()
-    signing = sign_in_at(tmp_path, ask, known)
-    await sign_in(signing, lambda url: browse(tracker, url))
+    with socket.socket() as held:  # it does not listen: nobody else gets the port, and the callback may
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        tracker.tell(f"know {port}")
+        signing = sign_in_at(tmp_path, ask, known._replace(callback_port=port))
+        await sign_in(signing, lambda url: browse(tracker, url))
     tracker.tell("expire")
     remote = RemoteSource(known, RULE, ask, signing)
     assert (await remote.make(call("close", {"number": 1}))).is_ok
@@ -274,7 +272,7 @@ async def test_a_client_that_the_operator_registered(tracker: Tracker, tmp_path:
 
     # The server names another authorization server than the operator: that one never sees the secret.
     tracker.asked.clear()
-    elsewhere = known._replace(issuer="https://other.example.com", callback_port=0)
+    elsewhere = known._replace(issuer="https://other.example.com")
     await sign_in(sign_in_at(tmp_path, ask, elsewhere), lambda url: browse(tracker, url))
     basic = base64.b64encode(f"{KNOWN}:{SECRET}".encode()).decode()
     sent = "".join(f"{each.headers}{each.body!r}" for each in tracker.asked)
@@ -340,6 +338,7 @@ async def test_servers_that_lead_elsewhere(tmp_path: Path) -> None:
     assert await signing.token() == "good"
     before = record_in(tmp_path).read()
     metadata = "/.well-known/oauth-authorization-server"
+    odd = (("WWW-Authenticate", 'Bearer realm="\xe9"'), ("Content-Type", "\xff"))
     challenge = (("WWW-Authenticate", 'Bearer resource_metadata="https://evil.example.com/x"'),)
     evil = "https://evil.example.com"
     rows: dict[str, tuple[Mapping[str, Any], str]] = {
@@ -348,6 +347,7 @@ async def test_servers_that_lead_elsewhere(tmp_path: Path) -> None:
             {"/.well-known/oauth-protected-resource/mcp": {**RESOURCE, "authorization_servers": [evil]}},
             "the policy does not list the host evil.example.com:443",
         ),
+        "characters of no header": ({"challenge": odd, "/register": 500}, "Registration failed: 500"),
         "an address": (
             {
                 "/.well-known/oauth-protected-resource/mcp": {
@@ -444,6 +444,42 @@ async def test_a_right_that_the_sign_in_was_not_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.trio
+async def test_who_signs_in_anew_or_out_is_no_longer_who_it_was(tmp_path: Path) -> None:
+    """Also in a gateway that runs. A token that is renewed is the same person's, in the same session."""
+    tokens, expires = ["first"], {"expires_in": 3600}
+    sent: list[tuple[str, str, str]] = []
+
+    async def ask(request: HttpsRequest, *_: Any) -> HttpsResponse:
+        token = {**TOKEN, **expires, "access_token": tokens[-1]}
+        if request.url != URL or "authorization" not in dict(map(_low, request.headers)):
+            return await hostile({"/token": token})[0](request)
+        headers, asked = dict(map(_low, request.headers)), json.loads(request.body or b"")
+        sent.append((asked["method"], headers["authorization"], headers.get("mcp-session-id", "")))
+        result = {"protocolVersion": VERSION, "capabilities": {"tools": {}}, "content": []}
+        answer = json.dumps({"jsonrpc": "2.0", "id": asked.get("id"), "result": result}).encode()
+        return HttpsResponse(200, (("Mcp-Session-Id", f"of-{tokens[-1]}"),), answer, request.url)
+
+    async def made() -> CallAnswer:
+        sent.clear()
+        return await remote.make(call("close"))
+
+    await sign_in(sign_in_at(tmp_path, ask), open_at_callback)
+    remote = RemoteSource(SETTINGS, RULE, ask, sign_in_at(tmp_path, ask))
+    assert (await made()).is_ok and sent[-1] == ("tools/call", "Bearer first", "of-first")
+    tokens.append("second")
+    expires["expires_in"] = 1  # it is renewed before each call
+    await sign_in(sign_in_at(tmp_path, ask), open_at_callback)
+    assert (await made()).is_ok and sent[0][:2] == ("initialize", "Bearer second")
+    assert sent[-1] == ("tools/call", "Bearer second", "of-second")
+    tokens.append("renewed")
+    assert (await made()).is_ok and sent == [("tools/call", "Bearer renewed", "of-second")]
+    assert record_in(tmp_path).remove()
+    ended = await made()
+    assert (ended.error["code"], ended.error["hint"]) == ("policy_denied", f"run: {LOGIN_COMMAND}")
+    assert not sent  # with a token
+
+
+@pytest.mark.trio
 async def test_a_server_that_greets_everybody(tmp_path: Path) -> None:
     usual, _ = hostile({})
     sessions = set()
@@ -498,6 +534,14 @@ async def test_nobody_comes_back(tmp_path: Path, autojump_clock: trio.testing.Mo
 
     with pytest.raises(PluginFailure, match="nobody signed in within 600 s"):
         await sign_in(sign_in_at(tmp_path, ask), look_away)
+
+
+def test_who_gives_up_sees_no_traceback(tmp_path: Path) -> None:
+    def interrupt(url: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_sign_in(sign_in_at(tmp_path, hostile({})[0]), interrupt, "")
 
 
 def test_records_that_are_not_used(tmp_path: Path) -> None:

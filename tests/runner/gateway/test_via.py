@@ -38,11 +38,12 @@ LEVEL = {"id": 2, "method": "logging/setLevel", "params": {"level": "error"}}
 class Served:
     """A connection of a client, as its hub has it."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, at_once: bytes) -> None:
+        """`at_once`: what it says with its first line."""
         self.connection = connection
         self._file = connection.makefile("rb")
         self.hello = self.read()
-        self.say({"ready": True})
+        connection.sendall(b'{"ready": true}\n' + at_once)
 
     def read(self) -> Any:
         return json.loads(self._file.readline())
@@ -66,8 +67,8 @@ class Desk:
     def __init__(self, listener: socket.socket, process: subprocess.Popen[bytes]) -> None:
         self.listener, self.process = listener, process
 
-    def accept(self) -> Served:
-        return Served(self.listener.accept()[0])
+    def accept(self, at_once: bytes = b"") -> Served:
+        return Served(self.listener.accept()[0], at_once)
 
     def say(self, *messages: dict[str, Any]) -> None:
         assert self.process.stdin is not None
@@ -106,7 +107,7 @@ def desk(tmp_path: Path) -> Iterator[Desk]:
 
 
 def test_what_a_dead_hub_answered_arrives_and_the_rest_is_told(desk: Desk, tmp_path: Path) -> None:
-    hub = desk.accept()
+    hub = desk.accept(b"#runner gateway: a word at once\n")
     assert hub.hello["words"] == ["--config", "plugins"] and hub.hello["folder"] == str(tmp_path)
     assert hub.hello["environ"]["SECRET"] == "of this client"
     desk.say(HELLO)
@@ -154,7 +155,9 @@ def test_what_a_dead_hub_answered_arrives_and_the_rest_is_told(desk: Desk, tmp_p
     answered = hub.read()
     assert (answered["id"], answered["result"]) == (0, {"action": "decline"})
     hub.connection.sendall(b"#runner gateway: a word for people\n")
-    assert desk.process.stderr is not None and desk.process.stderr.readline().endswith(b"for people\n")
+    assert desk.process.stderr is not None
+    assert desk.process.stderr.readline().endswith(b"a word at once\n")
+    assert desk.process.stderr.readline().endswith(b"for people\n")
     hub.die()
 
 
@@ -246,14 +249,21 @@ def test_a_hub_serves_nobody_else_and_no_cage(runner_as_user: Caller, plugin_dir
             assert "this hub serves the user" in json.loads(stranger.makefile("rb").readline())["refused"]
         gateway = ("gateway", "--via", hub.path, "--config", shelf)
         become, words = runner_as_user.prefix, runner_as_user.command(*gateway)
-        caged = [*become, "bwrap", "--dev-bind", "/", "/", *words[len(become) :]]
         environ = dict(runner_as_user.environ)
-        done = subprocess.run(caged, env=environ, cwd="/", capture_output=True, input=b"")
-        assert done.returncode == 1 and b"outside of any cage" in done.stderr, done.stderr
+        for caged in (
+            [*become, "bwrap", "--dev-bind", "/", "/", *words[len(become) :]],
+            ["unshare", "--net", *words],  # without a network, it would have the hub's
+        ):
+            done = subprocess.run(caged, env=environ, cwd="/", capture_output=True, input=b"")
+            assert done.returncode == 1 and b"outside of any cage" in done.stderr, done.stderr
         other = runner_as_user(*gateway, env={"XDG_STATE_HOME": "/tmp"})
         assert other.returncode == 1 and "was started with another XDG_STATE_HOME" in other.stderr
-        wrong = runner_as_user("gateway", "--via", hub.path, "--config", "/nowhere")
-        assert wrong.returncode == 1 and "--config /nowhere: there is no such file" in wrong.stderr
+        for path, told in (("/nowhere", "/nowhere"), ("/no\x1b\udcff", "/no\\x1b\\udcff")):
+            wrong = runner_as_user("gateway", "--via", hub.path, "--config", path)
+            assert wrong.returncode == 1 and f"--config {told}: there is no such file" in wrong.stderr
+        lost = plugin_dir / "no\udcff/hub.sock"
+        wrong = runner_as_user("gateway", "--via", lost, "--config", shelf)
+        assert wrong.returncode == 1 and "no\\udcff" in wrong.stderr and "Traceback" not in wrong.stderr
 
 
 def test_it_loads_next_to_nothing() -> None:

@@ -72,6 +72,7 @@ def home(runner_as_user: Caller, write_file: Write) -> CursorHome:
 def test_ten_entries_become_one_and_come_back(home: CursorHome) -> None:
     allowed = home.caller("allow", home.file, "--server", "files", "--read", "/etc/hostname", "--yes")
     assert allowed.returncode == 0, allowed.stderr
+    assert home.caller("allow", home.file, "--server", "files", "--confirm", "w*").returncode == 0
     shown = home.wrap("--dry-run")
     assert shown.returncode == 0 and home.file.read_text() == TEXT and not home.folder.exists()
     done = home.wrap()
@@ -97,6 +98,8 @@ def test_ten_entries_become_one_and_come_back(home: CursorHome) -> None:
     # The stored file is a configuration of Cursor's, and what was allowed holds for it too.
     assert "of Cursor" in home.caller("check", stored).stdout
     assert "What you allowed holds for the gateway too: files" in done.stdout
+    asks = "files (mcp)  {}: a gateway asks you before it calls w*\n"
+    assert asks.format(stored) in home.caller("allow", "--list").stdout
     diff = home.caller("allow", "--diff", stored, "--server", "files")
     assert (diff.returncode, "asks for the same as then" in diff.stdout) == (0, True), diff.stderr
     again = home.wrap()
@@ -106,7 +109,8 @@ def test_ten_entries_become_one_and_come_back(home: CursorHome) -> None:
     undone = home.undo()
     assert undone.returncode == 0, undone.stderr
     assert home.file.read_text() == TEXT and not list(home.folder.iterdir())
-    assert home.caller("allow", "--list").stdout.count("files (mcp)") == 1  # only that of before
+    listed = home.caller("allow", "--list").stdout
+    assert listed.count("files (mcp)") == 2 and asks.format(home.file) in listed  # only those of before
     assert "nothing to change" in home.undo().stdout
 
 
