@@ -34,7 +34,7 @@ def with_hidden(
 ) -> Contents:
     """The contents of the launch, with the values. `given`: the variables that can be passed on to the
     plugin. `environ`: of the runner, for the commands of the policy; by default `given`. Raises Failure."""
-    for path in broker.authorities:
+    for path in dict.fromkeys(file for each in broker.authorities for file in each.files):
         _require_roots(path)
     values = {}
     for credential in broker.credentials:

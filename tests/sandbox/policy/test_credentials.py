@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from sandbox.document.diagnostic import DocumentError
-from sandbox.network.credentials import BrokerPlan, CertifiedHosts, Credential, written_values
+from sandbox.network.credentials import (
+    BrokerPlan,
+    CertifiedHosts,
+    Credential,
+    HostAuthorities,
+    written_values,
+)
 from sandbox.plan.brokered import split_requests
 from sandbox.policy.approval import (
     join_approvals,
@@ -31,6 +37,7 @@ POLICY = Policy(
     env=EnvRule(ceiling=("MAY",)),
     credentials=(GITHUB,),
 )
+ITS = Credential("GH", HOSTS[:1], ("header", "query"), ("env", "OUT"))
 ASKED = Network("allowlist", HOSTS)
 
 
@@ -46,14 +53,15 @@ def given(hide: str = "", policy: Policy = POLICY, spec: SandboxSpec | None = No
         ("T@b.example:443", Credential("T", HOSTS[1:2])),
         ("T", Credential("T", HOSTS)),
         ("T@x.c.example:443?query", Credential("T", ("x.c.example:443",), ("header", "query"))),
-        ("github", Credential("GH", HOSTS[:1], ("header", "query"), ("env", "OUT"))),
-        ("github@api.a.example:443", Credential("GH", HOSTS[:1], ("header", "query"), ("env", "OUT"))),
+        ("github", ITS),
+        ("github@api.a.example:443", ITS),
     ],
 )
 def test_what_is_hidden(hide: str, credential: Credential) -> None:
     granted = given(hide, environ={"T": "value", "GH": "value"})
     assert (granted.credentials, granted.denials) == ((credential,), ())
-    assert granted.authorities == (("/ca.pem",) if credential.name == "GH" else ())
+    own = (HostAuthorities(HOSTS[:1], ("/ca.pem",)),)
+    assert granted.authorities == (own if credential.name == "GH" else ())
     assert dict(granted.env) == {credential.name: ""}
 
 
@@ -174,6 +182,24 @@ def test_a_value_of_the_manifest_and_one_of_outside_share_no_host() -> None:
     for hide, refused in (("T@b.example:443", True), ("T@api.a.example:443", False), ("github", False)):
         found = given(hide, spec=spec)
         assert [each.rule for each in found.refused] == ["credential_hosts"] * refused
+
+
+def test_one_host_has_one_list_of_authorities() -> None:
+    for host, authorities, refused in (
+        (HOSTS[0], ("/other.pem",), True),
+        ("*.example:443", ("/other.pem",), True),
+        (HOSTS[0], ("/ca.pem",), False),
+        (HOSTS[0], (), False),
+        (HOSTS[1], ("/other.pem",), False),
+    ):
+        other = CredentialRule("other", "O", (host,), ("env", "OUT"), authorities=authorities)
+        policy = POLICY._replace(
+            credentials=(GITHUB, other), network=NetworkRule(ceiling="allowlist", hosts=("*:443",))
+        )
+        network = Network("allowlist", (*HOSTS, "*.example:443"))
+        said = Overrides(hide=("github", "other"))
+        found = given(policy=policy, spec=SandboxSpec(network=network), overrides=said)
+        assert [each.rule for each in found.denials] == ["credential_hosts"] * refused, (host, authorities)
 
 
 def test_so_many_are_read_and_no_more() -> None:
