@@ -105,7 +105,7 @@ def _answer(credential: Credential, argv: tuple[str, ...], environ: Mapping[str,
     if credential.keep:
         from runner.launch.kept_answers import find_kept, keep
 
-        if kept := find_kept(argv, environ):
+        if kept := find_kept(argv, environ, credential.keep):
             return kept
     try:
         done = subprocess.run(
