@@ -15,6 +15,7 @@ from sandbox.network.credentials import (
     written_values,
 )
 from sandbox.plan.brokered import split_requests
+from sandbox.policy import load
 from sandbox.policy.approval import (
     join_approvals,
     limit_approval,
@@ -26,6 +27,7 @@ from sandbox.policy.grant import grant
 from sandbox.policy.parse import parse_policy
 from sandbox.policy.policy import ApprovalRule, CredentialRule, EnvRule, NetworkRule, Policy
 from sandbox.spec import LITERAL, Approval, EnvRequest, Grant, Network, Overrides, SandboxSpec
+from sandbox.speed import codec
 from tests.tables import one_case
 
 HOSTS = ("api.a.example:443", "b.example:443", "*.c.example:443")
@@ -327,3 +329,9 @@ def test_credentials_of_a_policy(text: str, rule: CredentialRule | None) -> None
         return
     with pytest.raises(DocumentError, match=r"/p.toml:\d+:\d+: .*(github|a-b)"):
         policy_of(text)
+
+
+def test_a_policy_with_credentials_is_cached() -> None:
+    """Else each launch would parse it anew."""
+    policy = policy_of('hosts = ["a.b:443"]\nfrom = "env:GH"\nauthorities = ["/c"]')
+    assert codec.unpack(codec.pack((policy, ())), load._CLASSES) == (policy, ())
