@@ -308,6 +308,8 @@ def policy_of(text: str) -> Policy:
         ('hosts = ["10.0.0.0/8:443"]\nfrom = "env:A"', None),
         ('hosts = ["a.b:443"]\nfrom = "A"', None),
         ('hosts = ["a.b:443"]\nfrom = []', None),
+        ('hosts = ["a.b:443"]\nfrom = ["./gh"]', None),
+        ('hosts = ["a.b:443"]\nfrom = ["bin/gh", "auth"]', None),
         ('hosts = ["a.b:443"]\nfrom = "env:A"\nwhere = ["body"]', None),
         ('hosts = ["a.b:443"]\nfrom = "env:A"\nvariable = "a b"', None),
         ('hosts = ["a.b:443"]\nfrom = "env:A"\nwhere = []', None),
