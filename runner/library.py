@@ -103,6 +103,7 @@ class OpenArguments(TypedDict, total=False):
     environ: Mapping[str, str] | None
     staged: bool
     hide: Sequence[str]
+    ssh: Sequence[str]
     confirm: Confirm | None
 
 
@@ -393,6 +394,7 @@ async def open_plugin(
     environ: Mapping[str, str] | None = None,
     staged: bool = False,
     hide: Sequence[str] = (),
+    ssh: Sequence[str] = (),
     confirm: Confirm | None = None,
     parked: int = 0,
 ) -> AsyncIterator[OpenPlugin]:
@@ -406,10 +408,10 @@ async def open_plugin(
     dashes; for an option that names a file, give the text of the file. `environ`: the operator's environment,
     if it is not this process's. `staged`: keep what it writes to folders of the host apart; the report names
     the changes of each session or call, for `runner diff` and `runner apply`. `hide`: variables that it uses
-    and does not get, each with its host: "TOKEN@api.example.com". `confirm`: is
-    asked, in a thread, before each call of a tool that `runner allow --confirm` names; without it nobody is.
-    `parked`: how many cages are made ahead of
-    calls, where each call has a process of its own; no effect otherwise.
+    and does not get, each with its host: "TOKEN@api.example.com". `ssh`: fingerprints of keys in the
+    operator's ssh agent, and the hosts at which it logs in with them. `confirm`: is asked, in a thread,
+    before each call of a tool that `runner allow --confirm` names; without it nobody is. `parked`: how many
+    cages are made ahead of calls, where each call has a process of its own; no effect otherwise.
 
     Raises PluginFailure; NotOnTrio outside of trio.run; ValueError if one of the arguments is wrong.
     """
@@ -429,6 +431,7 @@ async def open_plugin(
         options=options,
         staged=staged,
         hide=hide,
+        ssh=ssh,
     )
     settings = _SessionSettings(
         await trio.to_thread.run_sync(make_invocation, path, given),
@@ -494,6 +497,7 @@ def make_invocation(path: Path, given: OpenArguments) -> Invocation:
             limits=_check_limits(given.get("limits") or {}),
             staged=given.get("staged", False),
             hide=_check_hide(given.get("hide", ())),
+            ssh=_check_ssh(given.get("ssh", ())),
         ),
         options=_check_options({} if options is None else options),
         text=path.text if isinstance(path, HeldManifest) else None,
@@ -571,6 +575,16 @@ def _check_hide(given: Any) -> tuple[str, ...]:
     if isinstance(given, str) or not isinstance(given, Sequence):
         raise ValueError('hide: it has to be a list, as in ["TOKEN@api.example.com"]')
     return read_hidings(list(map(str, given)), "hide:")
+
+
+def _check_ssh(given: Any) -> tuple[str, ...]:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise ValueError('ssh: it has to be a list, as in ["SHA256:47DEQpj8…", "git.example.com"]')
+    if not given:
+        return ()
+    from sandbox.network.ssh import read_access
+
+    return read_access(list(map(str, given)), "ssh:")
 
 
 def _check_context(given: Any) -> Mapping[str, Any]:

@@ -279,6 +279,13 @@ class Credential(NamedTuple):
     keep: float = 0.0  # seconds for which the answer of a command counts
 
 
+class HostAuthorities(NamedTuple):
+    """Roots that some hosts may have beside the system's, by the word of a policy's credential."""
+
+    hosts: tuple[str, ...]  # rules
+    files: tuple[str, ...]
+
+
 class Grant(NamedTuple):
     """Spec ∩ Policy: everything the plugin gets, and one Denial for each thing cut."""
 
@@ -298,7 +305,7 @@ class Grant(NamedTuple):
     staged: bool = False
     # Of each of these, `env` has an empty value: the launch puts a placeholder there.
     credentials: tuple[Credential, ...] = ()
-    authorities: tuple[str, ...] = ()  # files of roots that the hosts of credentials may have
+    authorities: tuple[HostAuthorities, ...] = ()  # of the policy's credentials among these
     ssh: tuple[str, ...] = ()  # keys, and the hosts to log in at with them; none without the other
 
     @property

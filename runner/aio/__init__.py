@@ -387,6 +387,7 @@ class OpenArguments(TypedDict, total=False):
     environ: Mapping[str, str] | None
     staged: bool
     hide: Sequence[str]
+    ssh: Sequence[str]
     confirm: Confirm | None
 
 
@@ -417,6 +418,7 @@ async def open_plugin(
     environ: Mapping[str, str] | None = None,
     staged: bool = False,
     hide: Sequence[str] = (),
+    ssh: Sequence[str] = (),
     confirm: Confirm | None = None,
     parked: int = 0,
 ) -> AsyncIterator[OpenPlugin]:
@@ -440,6 +442,7 @@ async def open_plugin(
         environ=environ,
         staged=staged,
         hide=hide,
+        ssh=ssh,
         confirm=confirm,
         parked=parked,
     )

@@ -21,6 +21,7 @@
     limits = { call = "30s" }               # as --limit of `runner call`
     staged = true                           # what it writes waits: runner diff, runner apply
     hide = ["TOKEN@api.example.com"]        # it uses the variable's value there, and does not get it
+    ssh = ["SHA256:47DEQpj8…", "git.example.com"]   # it logs in there with this key of your ssh agent
 
     [remotes.tracker]                       # a server on streamable HTTP, as one more plugin
     url = "https://mcp.example.com/mcp"
@@ -40,6 +41,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
@@ -54,6 +57,7 @@ from sandbox.document.model import Wording, WrongValue, refuse
 from sandbox.document.operator_table import EXPECTED, OperatorTable, Text, Texts, read_table
 from sandbox.document.read import parse, read_bounded
 from sandbox.network.credentials import parse_hiding
+from sandbox.network.ssh import parse_access
 from sandbox.policy.load import trust_fault
 from sandbox.units import parse_duration
 
@@ -133,15 +137,20 @@ def _limits(given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-def _hidden(given: tuple[str, ...]) -> tuple[str, ...]:
-    faults = []
-    for number, text in enumerate(given):
-        try:
-            parse_hiding(text, default_ports=(443,))
-        except ValueError as error:
-            faults.append(WrongValue(f"{text!a} {error}", "hide", keys=(number,), whole=True))
-    refuse(faults)
-    return given
+def _each(read: Callable[[str], object], rule: str) -> AfterValidator:
+    """Every entry of a list is one that `read` takes, which raises ValueError for others."""
+
+    def check(given: tuple[str, ...]) -> tuple[str, ...]:
+        faults = []
+        for number, text in enumerate(given):
+            try:
+                read(text)
+            except ValueError as error:
+                faults.append(WrongValue(f"{text!a} {error}", rule, keys=(number,), whole=True))
+        refuse(faults)
+        return given
+
+    return AfterValidator(check)
 
 
 def _folder(given: str, info: ValidationInfo) -> str:
@@ -192,7 +201,8 @@ class _PluginTable(OperatorTable):
     folder: Annotated[Text, AfterValidator(_folder)] | None = None
     limits: Annotated[dict[str, Any], AfterValidator(_limits)] = Field(default_factory=dict)
     staged: bool = False
-    hide: Annotated[Texts, AfterValidator(_hidden)] = ()
+    hide: Annotated[Texts, _each(partial(parse_hiding, default_ports=(443,)), "hide")] = ()
+    ssh: Annotated[Texts, _each(parse_access, "ssh")] = ()
 
 
 class _RemoteTable(OperatorTable):
@@ -232,7 +242,7 @@ def read_settings(path: str) -> GatewaySettings:
         file.webhook,
         {name: each.folder for name, each in file.plugins.items() if each.folder is not None},
         {
-            name: {"limits": each.limits, "staged": each.staged, "hide": each.hide}
+            name: {"limits": each.limits, "staged": each.staged, "hide": each.hide, "ssh": each.ssh}
             for name, each in file.plugins.items()
         },
     )

@@ -51,7 +51,7 @@ def denied_places(
     return DeniedPlaces(
         homes=tuple(decided.homes),
         tokens=tuple(place for each in environs for place in _in_homes(decided, places.tokens, each)),
-        policy=tuple(decided.policy.deny),
+        policy=(*decided.policy.deny, *_values(decided.policy)),
         runner=tuple(dict.fromkeys(p for each in environs for p in _own_places(each, decided.homes))),
         states=(
             *(look.realpath(state_root(each)) for each in environs),
@@ -159,11 +159,33 @@ def _host_places(decided: Decided, places: HostPlaces, environ: Mapping[str, str
     return tuple(dict.fromkeys(place for place in usable if place != "/"))
 
 
+def _values(policy: Policy) -> Iterator[str]:
+    """The files that have the values of the policy's credentials: a plugin that uses one must not read it
+    there, and another has no business with it."""
+    for kind, *words in (each.source for each in policy.credentials):
+        if kind == "file":
+            yield words[0]
+
+
+def _trusted_files(policy: Policy) -> Iterator[str]:
+    """What the policy has run outside of any cage, and by what it knows servers."""
+    for each in policy.credentials:
+        yield from each.authorities
+        kind, *words = each.source
+        if kind == "command":
+            # Its program, and scripts behind it.
+            yield from (
+                word
+                for number, word in enumerate(words)
+                if word.startswith("/") and "\0" not in word and (not number or look.isfile(word))
+            )
+
+
 def _deciding_files(plugin: Plugin, policy: Policy) -> tuple[str, ...]:
-    """Manifest and policy, under every name they have. A plugin that can write to one of them decides what it
-    gets at the next launch."""
+    """Manifest and policy, and what the policy trusts, under every name they have. A plugin that can write to
+    one of them decides what it gets at the next launch, or runs code outside of its cage."""
     found: list[str] = []
-    for path in (plugin.manifest, policy.file):
+    for path in dict.fromkeys((plugin.manifest, policy.file, *_trusted_files(policy))):
         real, links = follow(path)
         found += [path, real, *(link.path for link in links)]
     return tuple(dict.fromkeys(found))

@@ -18,6 +18,9 @@ _MOST_BYTES = 16 << 10
 _MOST_ROOTS_BYTES = 4 << 20
 _FEWEST_BYTES = 8  # a shorter text occurs by accident in what a server sends
 _COMMAND_SECONDS = 30.0
+# Where the programs of a policy's commands are for an entry of a configuration. The PATH of such a start may
+# be the entry's own, and the entry may have come with a project.
+_SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 def literal_values(planned: Planned) -> Mapping[str, str]:
@@ -33,8 +36,12 @@ def with_hidden(
     environ: Mapping[str, str] | None = None,
 ) -> Contents:
     """The contents of the launch, with the values. `given`: the variables that can be passed on to the
-    plugin. `environ`: of the runner, for the commands of the policy; by default `given`. Raises Failure."""
-    for path in broker.authorities:
+    plugin. `environ`: of the runner, for the commands of the policy; by default `given`. If that is another
+    one, a host has started an entry. Raises Failure."""
+    outside = given if environ is None else environ
+    if outside is not given:
+        outside = {**outside, "PATH": _SYSTEM_PATH}
+    for path in dict.fromkeys(file for each in broker.authorities for file in each.files):
         _require_roots(path)
     values = {}
     for credential in broker.credentials:
@@ -42,7 +49,7 @@ def with_hidden(
             # A copy: where the file's own is overwritten, the broker still needs it.
             value = bytes(bytearray((contents or Contents()).secrets.get(credential.name, b"")))
         else:
-            value = _find(credential, given, literals or {}, given if environ is None else environ)
+            value = _find(credential, given, literals or {}, outside)
         if fault := _fault(value):
             raise _refused(
                 credential, f"its value {fault}", "hide only what travels in requests, as tokens do"
@@ -105,7 +112,7 @@ def _answer(credential: Credential, argv: tuple[str, ...], environ: Mapping[str,
     if credential.keep:
         from runner.launch.kept_answers import find_kept, keep
 
-        if kept := find_kept(argv, environ):
+        if kept := find_kept(argv, environ, credential.keep):
             return kept
     try:
         done = subprocess.run(
@@ -122,7 +129,8 @@ def _answer(credential: Credential, argv: tuple[str, ...], environ: Mapping[str,
         raise _refused(credential, why, "run it yourself to see what it waits for") from None
     except OSError as error:
         why = f"{argv[0]} cannot be started: {error.strerror}"
-        raise _refused(credential, why, "the policy names the command") from None
+        hint = f"the policy names the command; for an entry of a host a path, or a name in {_SYSTEM_PATH}"
+        raise _refused(credential, why, hint) from None
     if done.returncode:
         why = f"{argv[0]} ended with status {done.returncode}"
         raise _refused(credential, why, "run it yourself to see what it says")

@@ -19,17 +19,17 @@ _TYPE = b"user"
 _MOST_BYTES = 16 << 10
 
 
-def find_kept(argv: Sequence[str], environ: Mapping[str, str]) -> bytes | None:
-    """What this command answered under these variables, if that is kept."""
-    calls = _calls()
-    if calls is None:
+def find_kept(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> bytes | None:
+    """What this command answered here under these variables, if that is kept for so long and no longer."""
+    calls, name = _calls(), _name(argv, environ, seconds)
+    if calls is None or name is None:
         return None
     _, keyctl = calls
     libc = open_libc()
     # Only what a process's own keyrings lead to can be read by it.
     libc.syscall(keyctl, _LINK, _USER_KEYRING, _PROCESS_KEYRING)
     try:
-        key = libc.syscall(keyctl, _SEARCH, _USER_KEYRING, _TYPE, _name(argv, environ), 0)
+        key = libc.syscall(keyctl, _SEARCH, _USER_KEYRING, _TYPE, name, 0)
         room = writable(_MOST_BYTES)
         size = libc.syscall(keyctl, _READ, key, room, MachineWord(len(room))) if key > 0 else 0
         answer = bytes(room.raw[:size]) if 0 < size <= len(room) else None
@@ -41,14 +41,14 @@ def find_kept(argv: Sequence[str], environ: Mapping[str, str]) -> bytes | None:
 
 def keep(argv: Sequence[str], environ: Mapping[str, str], answer: bytes, seconds: float) -> None:
     """If it cannot be kept, the next launch asks again."""
-    calls = _calls()
-    if calls is None or not 0 < len(answer) <= _MOST_BYTES:
+    calls, name = _calls(), _name(argv, environ, seconds)
+    if calls is None or name is None or not 0 < len(answer) <= _MOST_BYTES:
         return
     add_key, keyctl = calls
     libc = open_libc()
     # In the keyring of this process, which ends with it, until the time is set.
     size = MachineWord(len(answer))
-    key = libc.syscall(add_key, _TYPE, _name(argv, environ), answer, size, _PROCESS_KEYRING)
+    key = libc.syscall(add_key, _TYPE, name, answer, size, _PROCESS_KEYRING)
     if key > 0 and libc.syscall(keyctl, _SET_TIMEOUT, key, max(1, int(seconds))) == 0:
         libc.syscall(keyctl, _LINK, key, _USER_KEYRING)
     if key > 0:
@@ -59,7 +59,13 @@ def _calls() -> tuple[int, int] | None:
     return _NUMBERS.get(os.uname().machine)
 
 
-def _name(argv: Sequence[str], environ: Mapping[str, str]) -> bytes:
-    """All that may change the answer is part of it."""
-    parts = [*argv, "", *(f"{name}={value}" for name, value in sorted(environ.items()))]
+def _name(argv: Sequence[str], environ: Mapping[str, str], seconds: float) -> bytes | None:
+    """All that may change the answer is part of it, and for how long it counts: a policy that says 10s gets
+    none that is older. None: the folder that the command would start in is gone."""
+    try:
+        cwd = os.getcwd()
+    except OSError:
+        return None
+    given = (f"{name}={value}" for name, value in sorted(environ.items()))
+    parts = [cwd, repr(seconds), *argv, "", *given]
     return b"plugin-runner:" + fingerprint(*map(os.fsencode, parts)).encode()

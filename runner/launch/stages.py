@@ -312,7 +312,7 @@ def planned_classes() -> tuple[type[tuple[object, ...]], ...]:
     from sandbox.identity.accounts import Account
     from sandbox.limits.assigned import AssignedLimit, Shares
     from sandbox.limits.site import Hierarchy, Site
-    from sandbox.network.credentials import BrokerPlan, CertifiedHosts, Credential
+    from sandbox.network.credentials import BrokerPlan, CertifiedHosts, Credential, HostAuthorities
     from sandbox.network.egress import EgressLimits, EgressPlan
     from sandbox.network.ssh import SshHost, SshPlan
     from sandbox.paths.denied_places import DeniedPlaces
@@ -361,6 +361,7 @@ def planned_classes() -> tuple[type[tuple[object, ...]], ...]:
             BrokerPlan,
             Credential,
             CertifiedHosts,
+            HostAuthorities,
             SshPlan,
             SshHost,
         ),

@@ -15,7 +15,7 @@ from runner.supervision import Supervision, fault_of
 
 
 class Spec(NamedTuple):
-    """A plugin to supervise. The fields from `server` to `hide` are those of `runner.open_plugin`."""
+    """A plugin to supervise. The fields from `server` to `ssh` are those of `runner.open_plugin`."""
 
     name: str  # unique in its supervisor
     path: Path
@@ -33,6 +33,7 @@ class Spec(NamedTuple):
     state_dir: Path | None = None
     staged: bool = False
     hide: Sequence[str] = ()
+    ssh: Sequence[str] = ()
     parked: int | None = None  # as of `runner.open_plugin`; None: 1 for a plugin that is eager, else 0
     pending: str = ""  # why it may not start, such as an approval that is missing
     # "stopped" or "quarantined", and why: how it begins, because it was so before. `start` or `reset` ends
@@ -85,6 +86,7 @@ class Spec(NamedTuple):
             state_dir=self.state_dir,
             staged=self.staged,
             hide=self.hide,
+            ssh=self.ssh,
         )
 
 

@@ -40,6 +40,7 @@ _KEYS: Mapping[str, tuple[type, ...]] = {
     "state_dir": (str,),
     "staged": (bool,),
     "hide": (list,),
+    "ssh": (list,),
     "parked": (int,),
     "eager": (bool,),
     "numbers": (dict,),

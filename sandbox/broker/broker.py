@@ -111,7 +111,8 @@ class PluginBroker:
         from sandbox.broker.terms import BrokerTerms
 
         self._terms = BrokerTerms(plan, hidden)
-        self._authorities = plan.authorities
+        # What counts for one server counts for no other. Made now: later no file can be opened.
+        self._roots = {(), *(each.files for each in plan.authorities)}
         self._loop = Loop()
         self._tasks = Tasks(self._loop)
         self._connections: set[Connection] = set()
@@ -126,9 +127,9 @@ class PluginBroker:
         from sandbox.broker.tls import make_plugin_context, make_server_context, rehearse
 
         plugin_tls = make_plugin_context(certificates)
-        server_tls = make_server_context(self._authorities)
+        server_tls = {files: make_server_context(files) for files in self._roots}
         self._around = BrokerParts(self._tasks, self._terms, self._report, plugin_tls, server_tls)
-        rehearse(plugin_tls, server_tls)
+        rehearse(plugin_tls, server_tls[()])
         _preload()
         # A broker may wait for days: what loading has left over is a fifth of its own memory.
         gc.collect()

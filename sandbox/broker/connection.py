@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import h11
@@ -45,7 +45,7 @@ class BrokerParts(NamedTuple):
     terms: BrokerTerms
     report: Callable[[dict[str, str | float]], None]
     plugin_tls: Context
-    server_tls: Context
+    server_tls: Mapping[tuple[str, ...], Context]  # by the files of the roots that count for a server
 
 
 class Failed(Exception):
@@ -164,7 +164,7 @@ class Connection:
             await self._accept_tls(self._terms)
             if await self._plugin_is_mute(first):
                 raise Failed(f"{_HTTP2}. {_HTTP2_ADVICE}")
-            await self._connect_tls()
+            await self._connect_tls(self._terms)
         try:
             if not secure and self._port == _HTTPS_PORT:
                 self._record = Record(self._tasks.loop.now)
@@ -207,10 +207,10 @@ class Connection:
         except (StreamBroken, TimeSpent):
             return True
 
-    async def _connect_tls(self) -> None:
+    async def _connect_tls(self, terms: HostTerms) -> None:
         """A fault is told to the first request."""
         server = self._ends.server
-        server.wrap(self._around.server_tls, self._host)
+        server.wrap(self._around.server_tls[terms.authorities], self._host)
         try:
             await server.shake_hands(self._tasks.loop.now + HANDSHAKE_SECONDS)
         except TlsRefused as refused:

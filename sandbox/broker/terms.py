@@ -105,6 +105,7 @@ class BrokerTerms:
         for each in hidden:
             check_value(each)
         self._credentials = [(each, tuple(map(parse_rule, each.hosts))) for each in plan.credentials]
+        self._authorities = [(tuple(map(parse_rule, each.hosts)), each.files) for each in plan.authorities]
         every = [rule for _, rules in self._credentials for rule in rules]
         if any(rule.kind == "any" for rule in self.hosts) or any(rule.methods is not None for rule in every):
             raise ValueError("a credential is for hosts that are named")
@@ -119,6 +120,13 @@ class BrokerTerms:
             for each, rules in self._credentials
             if any(is_for(rule, host, port) for rule in rules)
         )
+
+    def authorities(self, host: str, port: int) -> tuple[str, ...]:
+        """Files of the roots that this server may have beside the system's."""
+        for rules, files in self._authorities:
+            if any(is_for(rule, host, port) for rule in rules):
+                return files
+        return ()
 
 
 _HTTP_PORT = 80
@@ -149,6 +157,7 @@ class HostTerms:
         # The plugin chooses whether it speaks TLS. Where servers expect it, no value goes in clear text.
         readable = secure or host == LOCALHOST or port == _HTTP_PORT
         self.secrets = terms.secrets(host, port) if readable else ()
+        self.authorities = terms.authorities(host, port)
         self.echoes = (
             Replacements((each.value, each.placeholder) for each in self.secrets) if self.secrets else NOTHING
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from sandbox.spec import Credential as Credential
 from sandbox.spec import EnvRequest
+from sandbox.spec import HostAuthorities as HostAuthorities
 from sandbox.speed.typed import Sequence
 from sandbox.speed.value import NamedTuple
 
@@ -126,7 +127,7 @@ class BrokerPlan(NamedTuple):
     # Rules about requests, as rules.py writes them: "GET,HEAD api.github.com:443/repos/acme/**". A host that
     # has some gets no other requests.
     requests: tuple[str, ...] = ()
-    authorities: tuple[str, ...] = ()  # files of roots that servers may have beside the system's
+    authorities: tuple[HostAuthorities, ...] = ()
     certified: CertifiedHosts = CertifiedHosts()  # the same hosts as below, without their ports
 
     @property

@@ -65,6 +65,18 @@ def parse_access(text: str) -> str:
     return parse_key(text) if is_key(text) else parse_host(text)
 
 
+def read_access(words: Sequence[str], option: str) -> tuple[str, ...]:
+    """Keys and hosts as an operator writes them, in their normal form. `option`: begins the message of the
+    ValueError about a wrong one."""
+    found: dict[str, None] = {}
+    for word in words:
+        try:
+            found[parse_access(word)] = None
+        except ValueError as error:
+            raise ValueError(f"{option} {word}: it {error}") from None
+    return tuple(found)
+
+
 def split_host(text: str) -> SshHost:
     """A host without its keys, from what parse_host() has returned."""
     name, _, port = text.rpartition(":")

@@ -6,11 +6,11 @@ the plugin nothing but the use at hosts that it may reach anyway, so only the ho
 
 from __future__ import annotations
 
-from sandbox.network.credentials import Credential, Hiding, parse_hiding, signs
+from sandbox.network.credentials import Credential, Hiding, HostAuthorities, parse_hiding, signs
 from sandbox.network.rules import EVERY_PORT, HostRule, Ports, covers, parse_rule
 from sandbox.policy.policy import CredentialRule, Policy, matches, steers
 from sandbox.spec import LITERAL, SLOT, Denial, Network, Place, is_variable_name
-from sandbox.speed.typed import Collection, Iterable, Iterator, Sequence
+from sandbox.speed.typed import Collection, Iterator, Sequence
 
 _MOST = 64  # entries: the broker searches each answer for each value
 _HTTP, _HTTPS = 80, ((443, 443),)
@@ -25,13 +25,13 @@ def find_credentials(
     caged: bool,
     literals: Collection[str] = (),
     slots: Collection[str] = (),
-) -> tuple[tuple[Credential, ...], tuple[str, ...]]:
-    """The credentials, and files of the roots that their hosts may have. `asked`: entries as
+) -> tuple[tuple[Credential, ...], tuple[HostAuthorities, ...]]:
+    """The credentials, and the roots that their hosts may have. `asked`: entries as
     sandbox/network/credentials.py reads them, and who asks: "" for the manifest, which gets no more by them
     than it could have as variables. `literals`: variables whose values are in the manifest, or on the command
     line. `slots`: secrets that files in memory have."""
     found: dict[str, Credential] = {}
-    authorities: dict[str, None] = {}
+    authorities: dict[HostAuthorities, None] = {}
     granted = [parse_rule(host, ranges=True).without_requests() for host in network.hosts]
     for number, (text, origin) in enumerate(dict(asked).items()):  # the last who asks counts
         if number == _MOST:
@@ -68,25 +68,40 @@ def find_credentials(
             source,
             0.0 if rule is None else rule.keep,
         )
-        authorities.update(dict.fromkeys(() if rule is None else rule.authorities))
-    denials += _mixed(found.values())
-    return tuple(found.values()), tuple(authorities)
+        if rule is not None and rule.authorities:
+            authorities[HostAuthorities(rule.hosts, rule.authorities)] = None
+    credentials = tuple(found.values())
+    denials += _mixed(credentials)
+    denials += _disagreeing(tuple(authorities))
+    return credentials, tuple(authorities)
 
 
-def _mixed(credentials: Iterable[Credential]) -> Iterator[Denial]:
+def _mixed(credentials: Sequence[Credential]) -> Iterator[Denial]:
     """A manifest's own value beside one from outside, for one host: by what becomes of its own in the answers
     the author would learn how the other begins."""
-    every = [(each, [parse_rule(host) for host in each.hosts]) for each in credentials]
-    for own, hosts in every:
-        for other, others in every:
-            if own.source == LITERAL != other.source and any(
-                covers(a, b) or covers(b, a) for a in hosts for b in others
-            ):
+    for own in credentials:
+        for other in credentials:
+            if own.source == LITERAL != other.source and _share_a_host(own, other):
                 reason = (
                     f"its value stands in the manifest, and that of {other.name}, for the same host, does not"
                 )
                 yield Denial("credential_hosts", f"hide {own.name}", reason, "hide only one of the two there")
                 return
+
+
+def _disagreeing(named: Sequence[HostAuthorities]) -> Iterator[Denial]:
+    """Two that name one host: the broker would take the first."""
+    for place, own in enumerate(named):
+        for other in named[:place]:
+            if own.files != other.files and _share_a_host(own, other):
+                reason = "two credentials of the policy have different authorities for one host"
+                hint = "the operator can name the same authorities under both"
+                yield Denial("credential_hosts", f"hide for {', '.join(own.hosts)}", reason, hint)
+
+
+def _share_a_host(one: Credential | HostAuthorities, other: Credential | HostAuthorities) -> bool:
+    hosts, others = ([parse_rule(host) for host in each.hosts] for each in (one, other))
+    return any(covers(a, b) or covers(b, a) for a in hosts for b in others)
 
 
 def _ceiling_denial(hiding: Hiding, policy: Policy) -> Denial | None:

@@ -48,7 +48,7 @@ from sandbox.spec import (
 from sandbox.speed.typed import TYPE_CHECKING, Mapping, Sequence
 
 if TYPE_CHECKING:
-    from sandbox.network.credentials import Credential
+    from sandbox.network.credentials import Credential, HostAuthorities
 
 _MOST_STAGED = 8 << 30  # bytes of staged writes in one folder, where nothing else limits them
 
@@ -114,7 +114,7 @@ def grant(
     paths = _paths(spec, policy, state_dir, homes, denials)
     network = _network(spec, policy, host_network_by, denials)
     credentials: tuple[Credential, ...] = ()
-    authorities: tuple[str, ...] = ()
+    authorities: tuple[HostAuthorities, ...] = ()
     if said.hide or policy.hide or spec.hide:
         from sandbox.network.credentials import written_values
         from sandbox.policy.credentials import find_credentials

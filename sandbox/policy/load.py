@@ -16,6 +16,7 @@ from sandbox.policy.policy import (
     SYSTEM_POLICY,
     ApprovalRule,
     CapabilityRule,
+    CredentialRule,
     EnvRule,
     LimitRule,
     NetworkRule,
@@ -45,6 +46,7 @@ _CLASSES = (
     CapabilityRule,
     PackageRule,
     ApprovalRule,
+    CredentialRule,
     cache.CodeMark,
 )
 

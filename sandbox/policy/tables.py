@@ -162,6 +162,9 @@ def _kept_time(value: object) -> float:
 
 def _read_source(value: object) -> tuple[str, ...]:
     if isinstance(value, list) and value and all(isinstance(word, str) and word for word in value):
+        if "/" in value[0] and not value[0].startswith("/"):
+            # It would be another one in each folder, and one of them may be a stranger's.
+            raise WrongValue(f"starts {quoted(value[0])}, which is no absolute path, and no name in PATH")
         return ("command", *value)
     kind, _, place = value.partition(":") if isinstance(value, str) else ("", "", "")
     if kind == "file" and not lexical_fault(place):

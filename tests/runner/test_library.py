@@ -32,6 +32,7 @@ from runner.library import (
     open_plugin,
     run,
 )
+from runner.lifecycle.spec import Spec
 from runner.protocol.dialect import Progress, Refusal
 from runner.protocol.host_services import Completion, Services
 from sandbox.staged.store import list_changesets, locked, remove_changeset, store_path
@@ -561,6 +562,27 @@ async def test_options_that_are_no_texts_are_refused(shelf: Path, given: Any) ->
     with pytest.raises(ValueError, match=r"^options: "):
         async with runner.open_plugin(shelf / "nexo_bare", options=given):
             raise AssertionError("it was opened")
+
+
+@pytest.mark.trio
+async def test_keys_of_ssh_are_held_against_the_policy(shelf: Path) -> None:
+    access = ["SHA256:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU", "git.example.com"]
+    assert Spec("x", shelf / "nexo_bare", ssh=access).invocation().overrides.ssh == (
+        access[0],
+        "git.example.com:22",
+    )
+    wrong: tuple[tuple[Any, str], ...] = (
+        ("git.example.com", "has to be a list"),
+        (["me@git.example.com"], "an account in front"),
+    )
+    for given, message in wrong:
+        with pytest.raises(ValueError, match=f"^ssh: .*{message}"):
+            async with runner.open_plugin(shelf / "nexo_bare", ssh=given):
+                raise AssertionError("it was opened")
+    with pytest.raises(PluginFailure) as caught:
+        async with runner.open_plugin(shelf / "nexo_bare", ssh=access):
+            raise AssertionError("it was opened")
+    assert caught.value.outcome.cause.startswith("ssh"), caught.value.outcome
 
 
 @pytest.mark.trio

@@ -93,10 +93,10 @@ def _plan_classes(plain: Any) -> tuple[type[tuple[Any, ...]], ...]:
     egress: tuple[type[tuple[Any, ...]], ...] = ()
     if plain[1][1 + fields.index("egress")] is not None:
         load("hosts")
-        from sandbox.network.credentials import BrokerPlan, CertifiedHosts, Credential
+        from sandbox.network.credentials import BrokerPlan, CertifiedHosts, Credential, HostAuthorities
         from sandbox.network.egress import EgressLimits, EgressPlan
 
-        egress = EgressLimits, EgressPlan, BrokerPlan, Credential, CertifiedHosts
+        egress = EgressLimits, EgressPlan, BrokerPlan, Credential, CertifiedHosts, HostAuthorities
     ssh: tuple[type[tuple[Any, ...]], ...] = ()
     if plain[1][1 + fields.index("ssh")] is not None:
         from sandbox.network.ssh import SshHost, SshPlan

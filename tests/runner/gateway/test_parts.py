@@ -107,6 +107,7 @@ FAULTS: Mapping[str, str] = {
     "[plugins.a]\nlimits = {cal = '5s'}": ": bad_limit: no limit is called 'cal'",
     "[plugins.a]\nlimits = {call = 'soon'}": ": bad_limit: call: ",
     "[plugins.a]\nhide = ['T@*']": ":2:9: hide: 'T@*' stands for every name",
+    "[plugins.a]\nssh = ['*.b']": ":2:8: ssh: '*.b' stands for several hosts",
     "[plugins.a]\nfolder = 1": ":2:1: invalid_type: folder has to be a text",
     "trust_first = 1": ":1:1: invalid_type: trust_first has to be true or false",
     "x = [": ": toml_syntax: ",
@@ -134,8 +135,8 @@ def test_settings(tmp_path: Path) -> None:
         f"{tmp_path}/p/a.toml",
         "strict",
     ]
-    path.write_text('[plugins.a]\nlimits = {call = "30s"}\nhide = ["T@a.b"]\n')
-    wanted = {"limits": {"call": "30s"}, "staged": False, "hide": ("T@a.b",)}
+    path.write_text('[plugins.a]\nlimits = {call = "30s"}\nhide = ["T@a.b"]\nssh = ["a.b:22"]\n')
+    wanted = {"limits": {"call": "30s"}, "staged": False, "hide": ("T@a.b",), "ssh": ("a.b:22",)}
     assert read_settings(str(path)).plugins == {"a": wanted}
     path.chmod(0o666)
     with pytest.raises(DocumentError, match="settings_untrusted"):

@@ -268,3 +268,57 @@ def test_a_kill_for_the_memory_of_the_container_is_told_from_others(
     if cause == "oom":
         assert "a group around the runner, ran out of memory" in done.stderr
         assert "docker run --memory" in done.stderr
+
+
+# --- what a policy trusts -----------------------------------------------------------------------------------
+
+
+PLAIN = """version = 1
+[read]
+ceiling = ["{place}"]
+[write]
+ceiling = ["{place}"]
+"""
+CREDENTIALS = """
+[credentials.by_file]
+hosts = ["a.example:443"]
+from = "file:{place}/value/token"
+authorities = ["{place}/roots/ca.pem"]
+[credentials.by_command]
+hosts = ["b.example:443"]
+from = ["{place}/program/get", "--by", "{place}/script/more"]
+"""
+
+
+def test_no_plugin_gets_what_the_policy_has_credentials_from(
+    runner_as: Caller, plugin_dir: Path, write_file: Callable[..., Path]
+) -> None:
+    """Neither the value in its file, nor a way to change what runs outside of any cage or whom the broker
+    trusts. Also if it uses none of the credentials."""
+    files = [plugin_dir / name for name in ("value/token", "roots/ca.pem", "program/get", "script/more")]
+    for file in files:
+        write_file(file, "text\n", 0o755)
+    texts = {"plain": PLAIN, "policy": PLAIN + CREDENTIALS}
+    plain, policy = (
+        write_file(plugin_dir / f"policies/{name}.toml", text.format(place=plugin_dir))
+        for name, text in texts.items()
+    )
+    runner_as.give(plugin_dir)
+
+    def start(rules: Path, option: str, *paths: Path) -> tuple[int, str]:
+        words = [str(word) for path in paths for word in (option, path)]
+        done = runner_as("run", "--policy", rules, *words, "--", "/bin/true", cwd="/")
+        return done.returncode, done.stderr
+
+    token, *others = files
+    for option, path, reason in (
+        ("--read", token, "which this policy denies"),
+        ("--read", token.parent, "which this policy denies"),
+        *(("--write", each.parent, "no plugin may write it") for each in others),
+    ):
+        status, said = start(policy, option, path)
+        assert status == 126 and reason in said, (option, path, said)
+    # The controls: it may read the others, and without the credentials write all of them.
+    for rules, option, shown in ((policy, "--read", others), (plain, "--write", files)):
+        status, said = start(rules, option, *(each.parent for each in shown))
+        assert status == 0, said

@@ -86,12 +86,13 @@ def test_a_plugin_gets_the_settings_of_its_table(folder: Path) -> None:
             "secrets": {"api_key": SECRET + "\n"},  # it becomes a file, as it is
         },
         '["acme.devkit"]\ngateway_token = "@key"': {"secrets": {"--gateway-token": SECRET}},
-        '[words]\nparked = 3\neager = true\nstaged = true\nhide = ["T@a.b"]\nstate_dir = "s"\n'
+        '[words]\nparked = 3\neager = true\nstaged = true\nhide = ["T@a.b"]\nssh = ["a.b"]\nstate_dir = "s"\n'
         'limits = {memory = "64M"}': {
             "parked": 3,
             "numbers": {"eager": True},
             "staged": True,
             "hide": ["T@a.b"],
+            "ssh": ["a.b"],
             "state_dir": f"{folder}/s",
             "limits": {"memory": "64M"},
         },
@@ -131,6 +132,7 @@ def test_faults_are_told_with_their_place_and_without_secrets(folder: Path) -> N
         "[notes]\nconfig = {day = 2026-01-01}": ("2:1", "config: JSON has no dates"),
         "[notes]\nconfig = {day = inf}": ("2:1", "config: JSON has no dates"),
         "[words]\nargs = [1]": ("1:2", "args: one of them is not a text"),
+        '[words]\nssh = ["me@a.b"]': ("1:2", "ssh: me@a.b: it has an account in front"),
         '[words]\nenv = {"A=B" = "x"}': ("1:2", "is not the name of an environment variable"),
         "[words]\nnumbers = {idel = 1}": ("1:2", "there is no 'idel'"),
         "[words]\nnumbers = {idle = -1}": ("1:2", "is not a number, 0 or more"),

@@ -7,9 +7,10 @@ import json
 import os
 import sys
 
+from sandbox.broker import tls
 from sandbox.broker.authority import run_authority
 from sandbox.broker.broker import run_broker
-from sandbox.network.credentials import BrokerPlan, Credential, HiddenValue
+from sandbox.network.credentials import BrokerPlan, Credential, HiddenValue, HostAuthorities
 from sandbox.network.rules import parse_rule
 from sandbox.plan.brokered import hosts_of
 
@@ -19,8 +20,9 @@ if __name__ == "__main__":
     plan = BrokerPlan(
         tuple(Credential(name, tuple(hosts), tuple(where)) for name, hosts, where in given["credentials"]),
         tuple(given["requests"]),
-        tuple(given["authorities"]),
+        tuple(HostAuthorities((host,), (file,)) for host, file in given["authorities"].items()),
     )
+    tls.__dict__["AUTHORITIES"] = (given["system"],)
     hidden = [
         HiddenValue(name, *(text.encode("latin-1") for text in texts)) for name, *texts in given["hidden"]
     ]

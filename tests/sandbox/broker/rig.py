@@ -11,7 +11,7 @@ import ssl
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -148,9 +148,14 @@ class Client(Reader):
         self.connection.sendall(data)
 
     def ask(
-        self, target: str = "/", method: str = "GET", headers: Sequence[str] = (), body: bytes = b""
+        self,
+        target: str = "/",
+        method: str = "GET",
+        headers: Sequence[str] = (),
+        body: bytes = b"",
+        host: str = HOST,
     ) -> Answer:
-        lines = [f"{method} {target} HTTP/1.1", f"Host: {HOST}", *headers]
+        lines = [f"{method} {target} HTTP/1.1", f"Host: {host}", *headers]
         if body:
             lines.append(f"Content-Length: {len(body)}")
         self.send("\r\n".join((*lines, "", "")).encode("latin-1") + body)
@@ -164,8 +169,10 @@ class Rig:
         credentials: Credentials = (("TOKEN", (f"{HOST}:443",), ("header",)),),
         requests: Sequence[str] = (),
         hidden: Sequence[tuple[str, bytes, bytes]] = (("TOKEN", PLACEHOLDER, VALUE),),
+        authorities: Mapping[str, Path] | None = None,
         **more: Any,
     ) -> None:
+        """`authorities`: of a host's own. The roots of the system are `self.roots`."""
         self.roots = trustme.CA()
         self._folder = folder
         self._servers: list[Server] = []
@@ -179,7 +186,8 @@ class Rig:
         given = {
             "credentials": list(credentials),
             "requests": list(requests),
-            "authorities": [str(folder / "roots.pem")],
+            "system": str(folder / "roots.pem"),
+            "authorities": {host: str(file) for host, file in (authorities or {}).items()},
             "hidden": [(name, *(text.decode("latin-1") for text in texts)) for name, *texts in hidden],
         }
         argv = [sys.executable, "-m", "tests.sandbox.broker.broker_host"]

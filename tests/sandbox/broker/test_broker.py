@@ -609,6 +609,33 @@ def test_a_server_that_is_not_to_be_trusted(shared: tuple[Rig, Server, Recorder]
     assert not recorder.requests
 
 
+def test_authorities_count_for_their_hosts_alone(tmp_path: Path) -> None:
+    """A private one for its own host and port, and the system's for all."""
+    private = {"one.example.com:443": trustme.CA(), "*.two.example.com:443": trustme.CA()}
+    files = {place: tmp_path / f"{number}.pem" for number, place in enumerate(private)}
+    for place, authority in private.items():
+        authority.cert_pem.write_to_path(str(files[place]))
+    with open_rig(
+        tmp_path,
+        credentials=[("TOKEN", (*private, "three.example.com:443"), ("header",))],
+        requests=("* one.example.com:444", "* four.example.com:443"),
+        authorities=files,
+    ) as rig:
+        for host, port, own in (
+            ("one.example.com", 443, "one.example.com:443"),
+            ("one.example.com", 444, ""),
+            ("a.two.example.com", 443, "*.two.example.com:443"),
+            ("three.example.com", 443, ""),
+            ("four.example.com", 443, ""),
+        ):
+            for place, authority in {"system": rig.roots, **private}.items():
+                server = rig.serve(http(ok(b"")), name=host, authority=authority)
+                with rig.connect(server, host, port).connection as connection:
+                    status = Client(connection).ask(host=f"{host}:{port}").status
+                    rig.line()
+                assert status == (200 if place in (own, "system") else 502), (host, port, place)
+
+
 def test_a_server_without_tls(rig: Rig) -> None:
     got: list[bytes] = []
 

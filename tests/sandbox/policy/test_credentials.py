@@ -7,8 +7,15 @@ from typing import Any
 import pytest
 
 from sandbox.document.diagnostic import DocumentError
-from sandbox.network.credentials import BrokerPlan, CertifiedHosts, Credential, written_values
+from sandbox.network.credentials import (
+    BrokerPlan,
+    CertifiedHosts,
+    Credential,
+    HostAuthorities,
+    written_values,
+)
 from sandbox.plan.brokered import split_requests
+from sandbox.policy import load
 from sandbox.policy.approval import (
     join_approvals,
     limit_approval,
@@ -20,6 +27,7 @@ from sandbox.policy.grant import grant
 from sandbox.policy.parse import parse_policy
 from sandbox.policy.policy import ApprovalRule, CredentialRule, EnvRule, NetworkRule, Policy
 from sandbox.spec import LITERAL, Approval, EnvRequest, Grant, Network, Overrides, SandboxSpec
+from sandbox.speed import codec
 from tests.tables import one_case
 
 HOSTS = ("api.a.example:443", "b.example:443", "*.c.example:443")
@@ -31,6 +39,7 @@ POLICY = Policy(
     env=EnvRule(ceiling=("MAY",)),
     credentials=(GITHUB,),
 )
+ITS = Credential("GH", HOSTS[:1], ("header", "query"), ("env", "OUT"))
 ASKED = Network("allowlist", HOSTS)
 
 
@@ -46,14 +55,15 @@ def given(hide: str = "", policy: Policy = POLICY, spec: SandboxSpec | None = No
         ("T@b.example:443", Credential("T", HOSTS[1:2])),
         ("T", Credential("T", HOSTS)),
         ("T@x.c.example:443?query", Credential("T", ("x.c.example:443",), ("header", "query"))),
-        ("github", Credential("GH", HOSTS[:1], ("header", "query"), ("env", "OUT"))),
-        ("github@api.a.example:443", Credential("GH", HOSTS[:1], ("header", "query"), ("env", "OUT"))),
+        ("github", ITS),
+        ("github@api.a.example:443", ITS),
     ],
 )
 def test_what_is_hidden(hide: str, credential: Credential) -> None:
     granted = given(hide, environ={"T": "value", "GH": "value"})
     assert (granted.credentials, granted.denials) == ((credential,), ())
-    assert granted.authorities == (("/ca.pem",) if credential.name == "GH" else ())
+    own = (HostAuthorities(HOSTS[:1], ("/ca.pem",)),)
+    assert granted.authorities == (own if credential.name == "GH" else ())
     assert dict(granted.env) == {credential.name: ""}
 
 
@@ -176,6 +186,24 @@ def test_a_value_of_the_manifest_and_one_of_outside_share_no_host() -> None:
         assert [each.rule for each in found.refused] == ["credential_hosts"] * refused
 
 
+def test_one_host_has_one_list_of_authorities() -> None:
+    for host, authorities, refused in (
+        (HOSTS[0], ("/other.pem",), True),
+        ("*.example:443", ("/other.pem",), True),
+        (HOSTS[0], ("/ca.pem",), False),
+        (HOSTS[0], (), False),
+        (HOSTS[1], ("/other.pem",), False),
+    ):
+        other = CredentialRule("other", "O", (host,), ("env", "OUT"), authorities=authorities)
+        policy = POLICY._replace(
+            credentials=(GITHUB, other), network=NetworkRule(ceiling="allowlist", hosts=("*:443",))
+        )
+        network = Network("allowlist", (*HOSTS, "*.example:443"))
+        said = Overrides(hide=("github", "other"))
+        found = given(policy=policy, spec=SandboxSpec(network=network), overrides=said)
+        assert [each.rule for each in found.denials] == ["credential_hosts"] * refused, (host, authorities)
+
+
 def test_so_many_are_read_and_no_more() -> None:
     hide = tuple(f"T{number}@b.example:443" for number in range(70))
     found = given(overrides=Overrides(hide=hide))
@@ -280,6 +308,8 @@ def policy_of(text: str) -> Policy:
         ('hosts = ["10.0.0.0/8:443"]\nfrom = "env:A"', None),
         ('hosts = ["a.b:443"]\nfrom = "A"', None),
         ('hosts = ["a.b:443"]\nfrom = []', None),
+        ('hosts = ["a.b:443"]\nfrom = ["./gh"]', None),
+        ('hosts = ["a.b:443"]\nfrom = ["bin/gh", "auth"]', None),
         ('hosts = ["a.b:443"]\nfrom = "env:A"\nwhere = ["body"]', None),
         ('hosts = ["a.b:443"]\nfrom = "env:A"\nvariable = "a b"', None),
         ('hosts = ["a.b:443"]\nfrom = "env:A"\nwhere = []', None),
@@ -301,3 +331,9 @@ def test_credentials_of_a_policy(text: str, rule: CredentialRule | None) -> None
         return
     with pytest.raises(DocumentError, match=r"/p.toml:\d+:\d+: .*(github|a-b)"):
         policy_of(text)
+
+
+def test_a_policy_with_credentials_is_cached() -> None:
+    """Else each launch would parse it anew."""
+    policy = policy_of('hosts = ["a.b:443"]\nfrom = "env:GH"\nauthorities = ["/c"]')
+    assert codec.unpack(codec.pack((policy, ())), load._CLASSES) == (policy, ())
