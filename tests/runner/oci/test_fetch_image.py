@@ -221,6 +221,7 @@ def test_the_platform_of_an_index(registry: str, store: Store) -> None:
 
 # --- what is refused ----------------------------------------------------------------------------------------
 
+_LONG = "/".join("d" * 200 for _ in range(10))
 _DEEP = "/".join("d" * 20 for _ in range(101))
 # A layer, and what is said of it.
 HOSTILE: dict[str, tuple[list[Member], str]] = {
@@ -288,11 +289,22 @@ def test_a_layer_that_never_ends(server: FakeRegistry, store: Store, monkeypatch
     lower here."""
     monkeypatch.setattr(image_tree, "MOST_ENTRIES", 5000)
     monkeypatch.setattr(image_tree, "MOST_STEPS", 100_000)
+    monkeypatch.setattr(image_tree, "MOST_TEXT", 100_000)
     files = [Member(str(number)) for number in range(4000)]
     marks = [Member(".wh..wh..opq") for _ in range(900)]
     circle = [link(f"l{number}", f"{'./' * 2000}l{number + 1}") for number in range(20)]
     rows = {
         "entries": ([*files, *files], "more than 5000 files and folders"),
+        "folders": (
+            [Member(f"{number}/{'d/' * 90}x") for number in range(60)],
+            "more than 5000 files and folders",
+        ),
+        "what links say": ([link(str(n), "a" * 4000) for n in range(30)], "100000 characters"),
+        # The name of each is short in the layer, where a link leads to its folder.
+        "paths": (
+            [folder(_LONG), link("l", _LONG), *(Member(f"l/{n}") for n in range(200))],
+            "100000 characters",
+        ),
         "marks": ([*files, *marks], "more than 100000 times"),
         "links": (
             [*circle, folder("l20"), *(Member(f"l0/{number}") for number in range(10))],
