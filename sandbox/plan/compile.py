@@ -16,6 +16,7 @@ from sandbox.network.egress import EgressPlan
 from sandbox.network.ssh import SshPlan
 from sandbox.paths import program as programs
 from sandbox.paths.access import require_access
+from sandbox.paths.denied_paths import normal
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.executable import ProgramFault
 from sandbox.paths.file_identity import FileIdentity
@@ -503,7 +504,12 @@ def _mentions(
 def _write_requests(opened: Mapping[str, _OpenedPath]) -> list[WriteRequest]:
     from sandbox.plan.owners import WriteRequest
 
-    return [WriteRequest(held.source, held.where) for held in opened.values() if held.access == "write"]
+    # By its path in the cage, which is another where an image has a place for it.
+    return [
+        WriteRequest(held.source._replace(path=normal(dest)), held.where)
+        for dest, held in opened.items()
+        if held.access == "write"
+    ]
 
 
 def _owners(

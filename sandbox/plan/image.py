@@ -149,7 +149,8 @@ def place_denials(
 ) -> list[Denial]:
     """Why something cannot be mounted where it is asked for, in this image. `folders` and `files`: the places
     of what is mounted."""
-    asked = [(path, True) for path in (*folders, *image.folders)] + [(path, False) for path in files]
+    shown = tuple(folders)
+    asked = [(path, True) for path in (*shown, *image.folders)] + [(path, False) for path in files]
     if grant.scratch is not None:
         asked.append((grant.scratch.dest, True))
     asked += [(file.dest, False) for file in grant.memory_files]
@@ -161,6 +162,8 @@ def place_denials(
         # In a folder of the host that is shown there, bwrap would make the places of these.
         if any(contains(path, own) or contains(own, path) for own in (*_OWN_FOLDERS, *_OWN_FILES)):
             reason = "the cage has files of its own there"
+        elif path in image.folders and any(contains(folder, path) for folder in shown):
+            reason = "it is in a folder of the host, which is mounted over it"
         elif (obstacle := find_obstacle(image.tree, path, is_folder=is_folder)) is not None:
             told = f"a link to {obstacle.target}" if obstacle.kind == "link" else f"a {obstacle.kind}"
             reason = f"in the image {obstacle.path} is {told}"

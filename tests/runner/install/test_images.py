@@ -224,6 +224,22 @@ def test_docker_run_of_an_entry(bench: Bench) -> None:
     assert "is its root, read-only but for /tmp, /usr/share (it is asked for read-only)" in explained
 
 
+@pytest.mark.both_callers
+def test_a_volume_that_is_written(bench: Bench) -> None:
+    """What it writes belongs to the owner of the folder, as ever."""
+    made = bench.folder / "made"
+    made.mkdir()
+    owner = bench.caller.uid or USER_UID
+    os.chown(made, owner, owner)
+    reference = bench.install(busybox_image())
+    line = ("docker", "run", "-v", f"{made}:/data", reference, "sh", "-c", "echo inside >/data/new")
+    bench.run("--", *line)
+    assert (made / "new").read_text() == "inside\n" and (made / "new").stat().st_uid == owner
+    explained = bench.caller("explain", "--", *line).stdout
+    shown = next(text for text in explained.splitlines() if text.split()[:2] == ["write", "/data"])
+    assert f"on the host {made}" in shown and ("uid" in shown) is (bench.caller.uid == 0)
+
+
 def test_wrap_makes_a_cage_of_docker_run(bench: Bench) -> None:
     """Its volume is asked of the person, as every folder is."""
     shown = bench.folder / "shown"
