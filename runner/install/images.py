@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ from runner.install.roots import store_roots
 from runner.install.store import Installed, Store, StoreRefused
 from runner.plugin import Entrypoint, LaunchFault, Plugin
 from sandbox import look
-from sandbox.paths.in_tree import open_in_tree
+from sandbox.paths.in_tree import find_in_tree
 from sandbox.spec import ARGUMENT_LIMIT, ImageRoot, is_variable_name
 from sandbox.speed.value import NamedTuple
 
@@ -239,12 +240,13 @@ def _number(text: str) -> int:
 
 
 def _lines(tree: str, path: str, fields: int) -> list[list[str]]:
-    try:
-        fd = open_in_tree(tree, path)
-    except OSError:
+    found = find_in_tree(tree, path)
+    if found is None or not stat.S_ISREG(found.status.st_mode):
         return []
-    look.note_content(os.path.join(tree, path))
-    with open(fd, encoding="utf-8", errors="replace", newline="\n") as file:
+    # Where it really is: the kernel would follow a link of the image on the host, for the fact of a stored plan.
+    real = tree + found.path
+    look.note_content(real)
+    with open(real, encoding="utf-8", errors="replace", newline="\n") as file:
         text = file.read(_MOST_ACCOUNTS_BYTES)
     # A NUL would end a word of a command line.
     rows = (line.split(":") for line in text.split("\n") if "\0" not in line)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from runner.install import images
 from runner.install.image_reference import image_request, normal_reference
 from runner.install.images import read_config
 from runner.install.request import UnusableSpec
@@ -19,6 +20,8 @@ from runner.oci.client import RegistryAccess, wait_for
 from runner.oci.fetch_image import FetchedImage, fetch_image
 from runner.oci.image import this_architecture
 from runner.package.fault import PackageFault
+from sandbox import look
+from sandbox.spec import ImageRoot
 from tests.runner.oci.images import (
     LAYER,
     BuiltImage,
@@ -332,6 +335,21 @@ def test_a_link_leads_nowhere_outside(server: FakeRegistry, store: Store, tmp_pa
     tree = tree_of(store, fetched(f"{server.address}/acme/x:1", store))
     assert os.listdir(victim) == []
     assert (tree / "z").read_bytes() == b"1"
+
+
+def test_the_accounts_of_an_image_are_its_own(
+    server: FakeRegistry, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by a link, which leads to another file on the host. A stored plan depends on the image's alone."""
+    own = Member("etc/group", b"app:x:12:34::/home/app:/bin/sh\n")
+    server.publish_image(build(layer([link("etc/passwd", "/etc/group"), own]), User="app"))
+    reference = f"{server.address}/acme/x:1"
+    fetched(reference, store)
+    monkeypatch.setattr(images, "store_roots", lambda environ: (store.root,))
+    with look.recording() as asked:
+        found = images.find_image(ImageRoot(reference), {})
+    assert found is not None and (found[0].uid, found[0].gid, found[0].home) == (12, 34, "/home/app")
+    assert not [path for path in asked.facts.contents if os.path.islink(path)]
 
 
 def test_what_is_no_image_is_told(server: FakeRegistry, store: Store) -> None:
