@@ -227,7 +227,8 @@ def _account(tree: str, name: str) -> tuple[int, int, str]:
     if group:
         of_name = next((each for each in _lines(tree, "etc/group", 3) if group in (each[0], each[2])), None)
         if of_name is None and not group.isdecimal():
-            raise ImageUnusable(f"the image has no group {group[:80]!r} in its /etc/group")
+            message = f"the image has no group {group[:80]!r} in its /etc/group"
+            raise ImageUnusable(message, "give another one as a number: --user USER:GID")
         gid = _number(group if of_name is None else of_name[2])
     home = "/" if found is None or not found[5].startswith("/") else os.path.normpath(found[5])
     return uid, gid, "/" + home.lstrip("/")
@@ -236,7 +237,8 @@ def _account(tree: str, name: str) -> tuple[int, int, str]:
 def _number(text: str) -> int:
     if text.isascii() and text.isdecimal() and len(text) <= 10 and int(text) <= _MOST_ID:
         return int(text)
-    raise ImageUnusable(f"the image names the user or group {text[:80]!r}, which cannot be one")
+    message = f"{text[:80]!r} cannot be the user or group of an image"
+    raise ImageUnusable(message, f"give another one, a number up to {_MOST_ID}: --user UID")
 
 
 def _lines(tree: str, path: str, fields: int) -> list[list[str]]:

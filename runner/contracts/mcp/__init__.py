@@ -215,9 +215,11 @@ class McpContract(Contract):
         if plugin.entrypoint is None or (image is not None and image.starts_own) or not _may_launch(plugin):
             return None
         from runner.contracts.mcp.installed import store_fault
-        from runner.contracts.mcp.launchers import FETCHES, launcher_fault
+        from runner.contracts.mcp.launchers import FETCHES, launcher_fault, second_image_fault
 
         words = (plugin.entrypoint.command, *plugin.entrypoint.args)
+        if image is not None and (fault := second_image_fault(words, image.reference)) is not None:
+            return fault
         fault = launcher_fault(words, plugin.spec.network, (each.name for each in plugin.spec.env))
         if fault is None or fault.cause != FETCHES:
             return fault

@@ -55,7 +55,9 @@ def _by_image(words: tuple[str, ...], tree: str, image: ImageRoot) -> tuple[tupl
 
 
 def _in_image(plugin: Plugin, argv: Sequence[str], environ: Mapping[str, str]) -> Plugin:
-    """The plugin with the image of `docker run` as its root."""
+    """The plugin with the image of `docker run` as its root. With another one, `launch_fault` refuses it."""
+    if plugin.spec.image is not None:
+        return plugin
     try:
         if launch_of(argv) is None or find_stored(argv, environ) is None:
             return plugin

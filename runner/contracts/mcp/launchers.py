@@ -376,9 +376,17 @@ def _makes_container(words: Sequence[str]) -> bool:
     return tuple(words[:1]) == ("run",) or tuple(words[:2]) == ("container", "run")
 
 
+def second_image_fault(argv: Sequence[str], asked: str) -> LaunchFault | None:
+    """Why a command does not start in the image that is asked for, or None. `docker run` has its own."""
+    name = program_name(argv[0])
+    if name not in IMAGE_RUNNERS or not _makes_container(argv[1:]):
+        return None
+    message = f"{name} run starts in an image of its own, and {asked} is asked for as well"
+    return LaunchFault(CONTAINER, message, "leave one out: --image, image of x-sandbox, or the docker run")
+
+
 def _container(name: str, rest: Sequence[str]) -> LaunchFault | None:
     words = list(rest)
-    reason = ""
     if name in IMAGE_RUNNERS and _makes_container(rest):
         try:
             request = container_of((name, *rest)).request
@@ -386,7 +394,8 @@ def _container(name: str, rest: Sequence[str]) -> LaunchFault | None:
             hint = f"fetch it once: runner install {request.command[0]}; it starts in a cage then"
             return LaunchFault(NOT_INSTALLED, message, hint)
         except UnusableSpec as fault:
-            reason = f"; as an image in a cage it cannot start: it {fault}"
+            message = f"{name} run starts as an image in a cage, and this one cannot: it {fault}"
+            return LaunchFault(CONTAINER, message, "change that, or leave this entry as it is, without runner")
     while words and words[0].startswith("-"):
         if words.pop(0) in _CONTAINER_VALUES and words:
             words.pop(0)
@@ -396,7 +405,7 @@ def _container(name: str, rest: Sequence[str]) -> LaunchFault | None:
         why = "it makes namespaces, which no plugin may"
     else:
         why = f"it commands {name}'s daemon, whose socket would give the plugin all rights of root"
-    message = f"{name} {words[0]} starts a container already, and a cage cannot hold it: {why}{reason}"
+    message = f"{name} {words[0]} starts a container already, and a cage cannot hold it: {why}"
     hint = f"leave this entry as it is, without runner; or install the server without {name} and give the "
     return LaunchFault(CONTAINER, message, f"{hint}path of its program")
 

@@ -331,6 +331,8 @@ def test_what_cannot_start(bench: Bench) -> None:
         ("--image", bare, "--", "/bin/sh"): "has no program /bin/sh",
         ("--image", shell): "the image has no user 'nobody-knows' in its /etc/passwd",
         ("--image", missing): f"fetch it once: runner install docker://{missing}",
+        ("--image", bare, "--user", "0:x", "--", "x"): "give another one as a number: --user USER:GID",
+        ("--", "docker", "run", "-it", shell): "this one cannot: it has an option that no cage has ('-t')",
         (
             "--image",
             shell,
@@ -378,7 +380,7 @@ def test_what_docker_run_and_an_image_say_of_themselves(bench: Bench) -> None:
         ("--entrypoint=", "--"): "has no entry point and no command of its own",
         # A home with a NUL would begin another option of bwrap's.
         (*shell, "echo $HOME; ls /"): "/\nbin\n",
-        ("-u", "odd", *shell, "id"): "names the user or group '-1'",
+        ("-u", "odd", *shell, "id"): "'-1' cannot be the user or group of an image",
         ("-u", "12:34", *shell, "id"): "uid=12 gid=34",
         ("-w", "/tmp/a/b", *shell, "pwd; touch x && ls"): "/tmp/a/b\nx\n",
         ("-w", "/new/a", *shell, "pwd; touch x && ls"): "/new/a\nx\n",
@@ -390,6 +392,8 @@ def test_what_docker_run_and_an_image_say_of_themselves(bench: Bench) -> None:
         (*shell, "echo $A $LD_PRELOAD"): "image /of/the/image.so\n",
     }
     check_rows(rows, starts)
+    both = bench.caller("exec", "--image", reference, manifest)
+    assert both.returncode == 126 and f"of its own, and {reference} is asked for as well" in both.stderr
 
 
 def test_what_is_changed_is_bounded_and_never_in_the_store(bench: Bench) -> None:
@@ -539,6 +543,7 @@ def test_the_images_of_a_configuration_are_fetched_with_it(bench: Bench) -> None
         "same": {**server, "x-sandbox": {"image": reference}},
         "plain": server,
         "odd": {**server, "x-sandbox": {"image": "No Image"}},
+        "two": {"command": "docker", "args": ["run", "y"], "x-sandbox": {"image": reference}},
     }
     config.write_text(json.dumps({"mcpServers": entries}))
     bench.caller.give(config.parent)
@@ -551,6 +556,7 @@ def test_the_images_of_a_configuration_are_fetched_with_it(bench: Bench) -> None
     status, told = install()
     assert status == 2 and f" ({reference}) will be fetched from {bench.server.address}" in told
     assert "odd: is left out: it names the image 'No Image', which is no reference" in told
+    assert "two: is left out: it starts in an image of its own, and x-sandbox names" in told
     assert bench.caller("install", "--list").stdout == "Nothing is installed.\n"
     status, told = install("--server", "plain")
     assert status == 2 and "plain is started by no launcher that fetches packages, and names no image" in told
