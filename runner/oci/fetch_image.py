@@ -105,7 +105,8 @@ async def fetch_image(
                 ),
                 tell,
             )
-            return kept._replace(signature=signature)
+            # Another installation, which was faster, may have taken another image.
+            return kept if kept.digest != manifest.digest else kept._replace(signature=signature)
     message = f"unpacking the image took more than {access.deadline:g} s"
     raise PackageFault("registry_slow", message, "raise --deadline")
 

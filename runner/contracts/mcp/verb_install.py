@@ -12,16 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from runner.cli.shared.install_image import (
-    fetch_and_tell,
-    install_image,
-    is_image,
-    registry_of,
-    update_image,
-)
+from runner.cli.shared.install_image import fetch_and_tell, is_image, registry_of, update_image
 from runner.cli.shared.install_reference import install_reference, is_reference, update_reference
 from runner.cli.shared.install_terminal import ProgressBar, confirm, has_terminal
 from runner.cli.shared.registry import (
+    access_of,
     add_registry,
     given_options,
     say_fault,
@@ -38,6 +33,7 @@ if TYPE_CHECKING:
     from runner.install.registry import Registries
     from runner.install.request import Request
     from runner.install.store import Installed, Locked, Store
+    from runner.oci.client import RegistryAccess
 
 NAME = "install"
 EXAMPLE = "runner install ~/.cursor/mcp.json"
@@ -134,7 +130,7 @@ def _act(args: argparse.Namespace) -> int:
     if is_image(args.file):
         from runner.install.image_reference import image_request
 
-        return install_image(args, Store(main_store_root(os.environ)), image_request(args.file))
+        return _install(Store(main_store_root(os.environ)), [Wanted("", image_request(args.file))], args)
     return _install(Store(main_store_root(os.environ)), _wanted(args), args)
 
 
@@ -285,13 +281,14 @@ def _install(store: Store, wanted: Sequence[Wanted], args: argparse.Namespace) -
         )
     if not todo:
         return EXIT["ok"]
+    access = access_of(args) if any(each.registry == "image" for each in todo) else None
     sources = _tell_sources(tuple(todo.values()))
     if not sources:
         return _FAILED
     if not args.yes and (refusal := confirm("Fetch and install?")) is not None:
         return refusal
     limits = FetchLimits(args.deadline, args.disk)
-    return _install_all(store, tuple(todo.values()), sources, scripts=args.scripts, limits=limits)
+    return _install_all(store, tuple(todo.values()), sources, scripts=args.scripts, limits=limits, access=access)
 
 
 def _has(store: Store, request: Request, *, scripts: bool) -> bool:
@@ -333,6 +330,7 @@ def _install_all(
     *,
     scripts: bool = False,
     limits: FetchLimits | None = None,
+    access: RegistryAccess | None = None,
 ) -> int:
     """Install each. One that fails does not keep the others from being installed."""
     from runner.install.content import BadContent
@@ -341,7 +339,8 @@ def _install_all(
     status = EXIT["ok"] if all(each.request in sources for each in wanted) else _FAILED
     for each in wanted:
         if each.request in sources and each.request.registry == "image":
-            status = max(status, _told(partial(_install_image, store, each, (limits or USUAL_LIMITS).disk)))
+            disk = (limits or USUAL_LIMITS).disk
+            status = max(status, _told(partial(_install_image, store, each, access, disk)))
     wanted = [each for each in wanted if sources.get(each.request) is not None]
     if not wanted:
         return status
@@ -383,10 +382,10 @@ def _install_all(
     return status
 
 
-def _install_image(store: Store, wanted: Wanted, disk: str) -> int:
+def _install_image(store: Store, wanted: Wanted, access: RegistryAccess | None, disk: str) -> int:
     """Raises PackageFault."""
     if store.find(wanted.request) is None:
-        fetch_and_tell(store, wanted.request, None, disk)
+        fetch_and_tell(store, wanted.request, access, disk)
     return EXIT["ok"]
 
 

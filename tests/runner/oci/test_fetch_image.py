@@ -14,11 +14,13 @@ from runner.install.image_reference import image_request, normal_reference
 from runner.install.images import read_config
 from runner.install.request import UnusableSpec
 from runner.install.store import Store
+from runner.oci import fetch_image as image_fetch
 from runner.oci import image_tree
 from runner.oci.artifact import INDEX, digest_of
 from runner.oci.client import RegistryAccess, wait_for
 from runner.oci.fetch_image import FetchedImage, fetch_image
 from runner.oci.image import this_architecture
+from runner.oci.stored import SignatureState
 from runner.package.fault import PackageFault
 from sandbox import look
 from sandbox.spec import ImageRoot
@@ -202,6 +204,25 @@ def test_a_tag_is_pinned_until_it_is_updated(registry: str, store: Store) -> Non
     assert not fetched(name, store, update=True).is_new
     by_digest = fetched(f"{registry}/pinned/x@{old.digest}", store)
     assert (tree_of(store, by_digest) / "version").read_bytes() == b"old"
+
+
+def test_the_faster_of_two_installations_counts(server: FakeRegistry, store: Store) -> None:
+    """The tag moves between them. What is told of the signature is about the image that is stored."""
+    slow, fast = (build(layer([Member("version", text)])) for text in (b"slow", b"fast"))
+    reference = f"{server.address}/acme/x:1"
+    server.publish_image(slow)
+
+    def let_another_pass(handler: Handler) -> None:
+        server.publish_image(fast)
+        assert fetched(reference, store).digest == fast.digest
+        handler.answer(200, slow.blobs[1])
+
+    server.faults = {digest_of(slow.blobs[1]): let_another_pass}
+    trusted = SignatureState("trusted")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(image_fetch, "_judge", lambda signatures, request, digest, rule: trusted)
+        found = fetched(reference, store)
+    assert (found.digest, found.is_new, found.signature.status) == (fast.digest, False, "unchecked")
 
 
 def test_the_platform_of_an_index(registry: str, store: Store) -> None:
