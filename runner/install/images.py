@@ -25,7 +25,7 @@ from sandbox.spec import ARGUMENT_LIMIT, ImageRoot, is_variable_name
 from sandbox.speed.value import NamedTuple
 
 CONFIG = "image.json"  # in the folder of the set
-_MOST_CONFIG_BYTES = 1 << 20
+MOST_CONFIG_BYTES = 1 << 20
 _MOST_WORDS = 4096
 _MOST_ACCOUNTS_BYTES = 1 << 20
 _MOST_ID = (1 << 31) - 2
@@ -57,7 +57,7 @@ class ImageUnusable(Exception):
 def read_config(raw: bytes) -> ImageConfig:
     """Raises BadContent."""
     try:
-        document = json.loads(raw) if len(raw) <= _MOST_CONFIG_BYTES else None
+        document = json.loads(raw) if len(raw) <= MOST_CONFIG_BYTES else None
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
@@ -112,30 +112,24 @@ def _words(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
 def with_image(plugin: Plugin, environ: Mapping[str, str]) -> Plugin:
     """The plugin with what the store has of its image; unchanged if there is nothing: `image_fault` says so
     then."""
-    asked, entry = plugin.spec.image, plugin.entrypoint
-    if asked is None or entry is None:
-        return plugin
-    try:
-        found = find_image(asked, environ)
-        if found is None:
-            return plugin
-        root, config = found
-        return plugin._replace(
-            entrypoint=_entrypoint(entry, root, config), spec=plugin.spec._replace(image=root)
-        )
-    except (ImageUnusable, StoreRefused):
-        return plugin
+    found = _in_store(plugin, environ)
+    return found if isinstance(found, Plugin) else plugin
 
 
 def image_fault(plugin: Plugin, environ: Mapping[str, str]) -> LaunchFault | None:
     """Why the image that a plugin needs cannot be its root, or None."""
+    found = _in_store(plugin, environ)
+    return found if isinstance(found, LaunchFault) else None
+
+
+def _in_store(plugin: Plugin, environ: Mapping[str, str]) -> Plugin | LaunchFault:
     asked, entry = plugin.spec.image, plugin.entrypoint
     if asked is None or asked.tree or entry is None:
-        return None
+        return plugin
     try:
-        found = find_image(asked, environ)
-        if found is not None:
-            _entrypoint(entry, *found)
+        if (found := find_image(asked, environ)) is not None:
+            entry, spec = _entrypoint(entry, *found), plugin.spec._replace(image=found[0])
+            return plugin._replace(entrypoint=entry, spec=spec)
     except ImageUnusable as fault:
         return LaunchFault("image_unusable", str(fault), fault.hint)
     except StoreRefused as refused:
@@ -174,7 +168,7 @@ def image_digest(store: Store, installed: Installed) -> str:
 def _read(path: str) -> bytes:
     look.note_content(path)
     with open(path, "rb") as file:
-        return file.read(_MOST_CONFIG_BYTES + 1)
+        return file.read(MOST_CONFIG_BYTES + 1)
 
 
 def _root(asked: ImageRoot, tree: str, config: ImageConfig) -> ImageRoot:
@@ -245,7 +239,7 @@ def _lines(tree: str, path: str, fields: int) -> list[list[str]]:
     found = find_in_tree(tree, path)
     if found is None or not stat.S_ISREG(found.status.st_mode):
         return []
-    # Where it really is: the kernel would follow a link of the image on the host, for the fact of a stored plan.
+    # Where it really is: a fact of a stored plan is asked of the host, where a link leads elsewhere.
     real = tree + found.path
     look.note_content(real)
     with open(real, encoding="utf-8", errors="replace", newline="\n") as file:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from runner.install.images import MOST_CONFIG_BYTES
 from runner.oci.artifact import (
     INDEX,
     MANIFEST,
@@ -35,7 +36,6 @@ _LAYERS = tuple(
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _MOST_IMAGES = 64  # of one index
 _MOST_LAYERS = 128  # docker's own limit is 127
-MOST_CONFIG_BYTES = 1 << 20
 
 
 class ImageManifest(NamedTuple):

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from runner.install.files import FileStore
 from runner.install.store import link_digest
 from runner.manifest.unpack import UNREADABLE, UnfitTar
-from runner.oci.layer import MOST_DEPTH, LayerEntry, path_parts
+from runner.oci.layer import MOST_DEPTH, MOST_PATH, LayerEntry, path_parts
 from runner.package.fault import PackageFault
 from sandbox.document.diagnostic import printable, quoted
 from sandbox.network.credentials import AUTHORITIES
@@ -28,15 +28,15 @@ MOST_ENTRIES = 500_000
 MOST_TEXT = 100_000_000
 # On the ways to all of them, and through folders that are marked as replaced: a layer may repeat these.
 MOST_STEPS = 50_000_000
-_MOST_PATH = 3000  # bytes, in the tree
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_LINKS = 40  # on the way to one file
 _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
 # What the cage puts over the image: it mounts nothing where there is nothing to mount it on.
-CAGE_FOLDERS = ("proc", "dev", "sys", "tmp", "run", "etc")
-HIDDEN_FOLDERS = ("proc", "dev", "sys", "tmp")  # the cage has its own: what the image has there is not seen
-CAGE_FILES = ("etc/resolv.conf", "etc/hosts", "etc/nsswitch.conf")
+_CAGE_FOLDERS = ("proc", "dev", "sys", "tmp", "run", "etc")
+_HIDDEN_FOLDERS = ("proc", "dev", "sys", "tmp")  # the cage has its own: what the image has there is not seen
+_CAGE_FILES = ("etc/resolv.conf", "etc/hosts", "etc/nsswitch.conf")
+_AUTHORITIES = AUTHORITIES[0].lstrip("/")  # the image's own, where it has one
 
 
 class ImageFile(NamedTuple):
@@ -216,24 +216,17 @@ class ImageTree:
         with _refusing("the working directory of the image cannot be made"):
             self._folder(path_parts(directory))
         empty = self._files.add((), False)
-        for name in CAGE_FOLDERS:
-            if name in HIDDEN_FOLDERS or not isinstance(self.root.children.get(name), ImageFolder):
+        for name in _CAGE_FOLDERS:
+            if name in _HIDDEN_FOLDERS or not isinstance(self.root.children.get(name), ImageFolder):
                 self.root.children[name] = ImageFolder(self._layer)
-        places = [*CAGE_FILES, AUTHORITIES[0].lstrip("/")]
-        for path in (*places, *(each.lstrip("/") for each in AUTHORITIES[1:])):
-            folder: ImageNode | None = self.root
+        for path in (*_CAGE_FILES, _AUTHORITIES):
+            node: ImageNode = self.root
             *above, name = path.split("/")
             for part in above:
-                if not isinstance(folder, ImageFolder):
-                    break
-                if part not in folder.children and path in places:
-                    folder.children[part] = ImageFolder(self._layer)
-                folder = folder.children.get(part)
-            if not isinstance(folder, ImageFolder):
-                continue
-            old = folder.children.get(name)
-            if path in CAGE_FILES or (path in places and old is None):
-                folder.children[name] = ImageFile(empty, False, self._layer)
+                if isinstance(node, ImageFolder):
+                    node = node.children.setdefault(part, ImageFolder(self._layer))
+            if isinstance(node, ImageFolder) and (path in _CAGE_FILES or name not in node.children):
+                node.children[name] = ImageFile(empty, False, self._layer)
 
     def write(self, path: str) -> list[tuple[str, str]]:
         """Write the tree into a new folder. Returns each file and link with its digest, as the store lists
@@ -249,8 +242,8 @@ class ImageTree:
     def _write(self, folder: ImageFolder, fd: int, above: str) -> Iterator[tuple[str, str]]:
         for name, node in sorted(folder.children.items()):
             path = above + name
-            if len(os.fsencode(path)) > _MOST_PATH:
-                raise UnfitTar(f"one of its paths has more than {_MOST_PATH} bytes: {quoted(path, 100)}")
+            if len(os.fsencode(path)) > MOST_PATH:
+                raise UnfitTar(f"one of its paths has more than {MOST_PATH} bytes: {quoted(path, 100)}")
             self._count_text(path)
             if isinstance(node, ImageFile):
                 self._files.link(node.digest, node.executable, name, fd)

@@ -195,6 +195,9 @@ def image_program(
 ) -> Program:
     """The program of the request, by its path in the cage. `dests`: what shows files of the host. Raises
     ProgramFault."""
+    if not look.isdir(image.tree):
+        told = f"the image {image.reference} was removed while it was looked at"
+        raise ProgramFault(told, f"install it again: runner install docker://{image.reference}", found=False)
     program, *chosen = request.approved_program or (image.tree, image.package)
     if program != image.tree or (image.package and image.package not in chosen):
         other = f"{image.reference} is another image than the one that was allowed"

@@ -17,6 +17,7 @@ from sandbox.units import parse_limit
 
 _MOST_OPTIONS = 512
 
+
 class ContainerRun(NamedTuple):
     """What a container would have."""
 

@@ -395,7 +395,9 @@ def _container(name: str, rest: Sequence[str]) -> LaunchFault | None:
             return LaunchFault(NOT_INSTALLED, message, hint)
         except UnusableSpec as fault:
             message = f"{name} run starts as an image in a cage, and this one cannot: it {fault}"
-            return LaunchFault(CONTAINER, message, "change that, or leave this entry as it is, without runner")
+            return LaunchFault(
+                CONTAINER, message, "change that, or leave this entry as it is, without runner"
+            )
     while words and words[0].startswith("-"):
         if words.pop(0) in _CONTAINER_VALUES and words:
             words.pop(0)

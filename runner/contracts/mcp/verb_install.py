@@ -288,7 +288,9 @@ def _install(store: Store, wanted: Sequence[Wanted], args: argparse.Namespace) -
     if not args.yes and (refusal := confirm("Fetch and install?")) is not None:
         return refusal
     limits = FetchLimits(args.deadline, args.disk)
-    return _install_all(store, tuple(todo.values()), sources, scripts=args.scripts, limits=limits, access=access)
+    return _install_all(
+        store, tuple(todo.values()), sources, scripts=args.scripts, limits=limits, access=access
+    )
 
 
 def _has(store: Store, request: Request, *, scripts: bool) -> bool:

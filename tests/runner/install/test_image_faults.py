@@ -283,7 +283,9 @@ def test_a_registry_that_stalls_for_a_configuration(bench: Bench) -> None:
     """The option counts for images of a file as for one that is named."""
     config = bench.folder / "mcp.json"
     with stalling(bench.server) as reference:
-        config.write_text(json.dumps({"mcpServers": {"x": {"command": "docker", "args": ["run", reference]}}}))
+        config.write_text(
+            json.dumps({"mcpServers": {"x": {"command": "docker", "args": ["run", reference]}}})
+        )
         bench.caller.give(config)
         done = bench.caller("install", "--yes", "--deadline", "2s", config)
     assert done.returncode == 1 and "the limit is 2 s" in done.stderr, done

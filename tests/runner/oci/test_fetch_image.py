@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from runner.install import images
+from runner.install.files import FileStore
 from runner.install.image_reference import image_request, normal_reference
 from runner.install.images import read_config
 from runner.install.request import UnusableSpec
@@ -184,6 +187,27 @@ def test_images_share_files_and_leave_none(registry: str, store: Store) -> None:
         for each in (first, second, third):
             assert store.remove(each.installed.request)
     assert left_in(store) == []
+
+
+def test_a_file_with_too_many_names_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filesystems bound the names of a file: ext4 allows 65,000."""
+    (tmp_path / "tree").mkdir()
+    files, real = FileStore(str(tmp_path), 100), os.link
+
+    def link_twice(source: str, *names: str, **more: Any) -> None:
+        if os.stat(source).st_nlink > 2:
+            raise OSError(errno.EMLINK, "too many links")
+        real(source, *names, **more)
+
+    monkeypatch.setattr(os, "link", link_twice)
+    digest = files.add((b"a", b"b"), True)
+    at = os.open(tmp_path / "tree", os.O_RDONLY)
+    for name in "123":
+        files.link(digest, True, name, at)
+    os.close(at)
+    one, two, three = (tmp_path / "tree" / name for name in "123")
+    assert one.samefile(two) and not one.samefile(three)
+    assert three.read_bytes() == b"ab" and three.stat().st_mode & 0o777 == 0o755
 
 
 def test_a_tag_is_pinned_until_it_is_updated(registry: str, store: Store) -> None:

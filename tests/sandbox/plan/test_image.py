@@ -145,7 +145,9 @@ def test_a_volume_that_is_written_has_an_owner(root: ImageRoot, plugin_dir: Path
     asked = request("tool", image=root._replace(places=((str(volume), "/data"),)))
     with opened(asked, grant([granted(str(volume), "write")])) as held:
         owners = held.plan.owners
-        assert owners is not None and [(each.path, each.uid) for each in owners.paths] == [("/data", USER_UID)]
+        assert owners is not None and [(each.path, each.uid) for each in owners.paths] == [
+            ("/data", USER_UID)
+        ]
         assert [each.dest for each in held.plan.idmapped] == ["/data"] and "/data" in held.descriptors
         denylist = Denylist(read_mounts())
         judge_written(held, denylist, scan_limit=100)
@@ -184,6 +186,8 @@ def test_the_program_is_one_of_the_image(root: ImageRoot) -> None:
             compiled(request(command, image=root))
     assert compiled(request("/bin/tool", image=root)).argv == ("/bin/tool",)
     assert compiled(request("../bin/tool", image=root)).argv == ("/bin/tool",)
+    with pytest.raises(ProgramFault, match="was removed while it was looked at"):
+        compiled(request("tool", image=root._replace(tree=root.tree + "-gone")))
     with pytest.raises(ProgramFault, match="another image than the one that was allowed"):
         compiled(request("tool", image=root, approved_program=("/other/tree",)))
     with pytest.raises(PlanRefused, match="has no folder /opt/missing to start in"):
