@@ -185,7 +185,7 @@ class Launch(NamedTuple):
 def launch_of(argv: Sequence[str]) -> Launch | None:
     """What a launcher is asked for; None if the command is none of a launcher that fetches. Raises
     UnusableSpec."""
-    line = _split(argv[0]) if len(argv) == 1 and " " in argv[0].strip() else tuple(argv)
+    line = command_line(argv)
     if not line:
         return None
     name = program_name(line[0])
@@ -197,6 +197,11 @@ def launch_of(argv: Sequence[str]) -> Launch | None:
     if found is None:
         return None
     return _understand(*found)
+
+
+def command_line(argv: Sequence[str]) -> tuple[str, ...]:
+    """The words; some entries have the whole line in `command`."""
+    return _split(argv[0]) if len(argv) == 1 and " " in argv[0].strip() else tuple(argv)
 
 
 def require_no_registry(variables: Iterable[str]) -> None:
@@ -238,8 +243,8 @@ def _fault(argv: tuple[str, ...], depth: int) -> LaunchFault | None:
     if not argv or depth > _MOST_WRAPPERS:
         return None
     name = program_name(argv[0])
-    if len(argv) == 1 and " " in argv[0].strip():
-        return _fault(_split(argv[0]), depth + 1)  # some entries have the whole line in `command`
+    if (line := command_line(argv)) != argv:
+        return _fault(line, depth + 1)
     if " " in name and program_name(first := argv[0].split()[0]) in NAMES and "/" not in first:
         return _fault((*_split(argv[0]), *argv[1:]), depth + 1)
     if name in _WINDOWS_SHELLS:
@@ -378,8 +383,9 @@ def _makes_container(words: Sequence[str]) -> bool:
 
 def second_image_fault(argv: Sequence[str], asked: str) -> LaunchFault | None:
     """Why a command does not start in the image that is asked for, or None. `docker run` has its own."""
-    name = program_name(argv[0])
-    if name not in IMAGE_RUNNERS or not _makes_container(argv[1:]):
+    line = command_line(argv)
+    name = program_name(line[0]) if line else ""
+    if name not in IMAGE_RUNNERS or not _makes_container(line[1:]):
         return None
     message = f"{name} run starts in an image of its own, and {asked} is asked for as well"
     return LaunchFault(CONTAINER, message, "leave one out: --image, image of x-sandbox, or the docker run")

@@ -392,6 +392,11 @@ def test_what_docker_run_and_an_image_say_of_themselves(bench: Bench) -> None:
         (*shell, "echo $A $LD_PRELOAD"): "image /of/the/image.so\n",
     }
     check_rows(rows, starts)
+    # The whole line in one word, as some entries have it.
+    line = {"command": f"docker run -i {reference}", "x-sandbox": {}}
+    manifest.write_text(json.dumps({"mcpServers": {"x": line}}))
+    assert bench.caller("allow", manifest, "--yes").returncode == 0
+    assert bench.caller("exec", manifest).stdout == "own entry point\n"
     both = bench.caller("exec", "--image", reference, manifest)
     assert both.returncode == 126 and f"of its own, and {reference} is asked for as well" in both.stderr
 
