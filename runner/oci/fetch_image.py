@@ -24,7 +24,15 @@ from runner.install.request import Request
 from runner.install.store import Installed, Lock, Locked, Store, StoreRefused
 from runner.oci.client import USUAL_ACCESS, RegistryAccess, RegistryClient, open_registry
 from runner.oci.fetch import InterruptibleFile, get_document, get_signatures, keep_in_store, open_spool
-from runner.oci.image import KINDS, ImageManifest, choose_manifest, is_index, read_image, this_architecture
+from runner.oci.image import (
+    ANOTHER,
+    KINDS,
+    ImageManifest,
+    choose_manifest,
+    is_index,
+    read_image,
+    this_architecture,
+)
 from runner.oci.image_tree import ImageTree
 from runner.oci.layer import read_layer
 from runner.oci.reference import Reference, parse_reference
@@ -116,7 +124,7 @@ def _require_this_machine(config: bytes, reference: Reference) -> None:
     try:
         about = read_config(config)
     except BadContent as fault:
-        raise PackageFault("image_foreign", f"the image cannot be used: {fault}") from None
+        raise PackageFault("image_foreign", f"the image cannot be used: {fault}", ANOTHER) from None
     made_for, here = (about.system or "linux", about.architecture), ("linux", this_architecture())
     if made_for not in (here, ("linux", "")):
         told = printable("/".join(made_for))[:80]
