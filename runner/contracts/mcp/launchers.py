@@ -381,14 +381,26 @@ def _makes_container(words: Sequence[str]) -> bool:
     return tuple(words[:1]) == ("run",) or tuple(words[:2]) == ("container", "run")
 
 
-def second_image_fault(argv: Sequence[str], asked: str) -> LaunchFault | None:
-    """Why a command does not start in the image that is asked for, or None. `docker run` has its own."""
+def container_fault(argv: Sequence[str], image: str, *, has_env_file: bool) -> LaunchFault | None:
+    """Why a `docker run` does not go together with what else its entry asks for, or None. `image`: another
+    one, or ''. `has_env_file`: the entry itself names a file of variables."""
     line = command_line(argv)
     name = program_name(line[0]) if line else ""
     if name not in IMAGE_RUNNERS or not _makes_container(line[1:]):
         return None
-    message = f"{name} run starts in an image of its own, and {asked} is asked for as well"
-    return LaunchFault(CONTAINER, message, "leave one out: --image, image of x-sandbox, or the docker run")
+    try:
+        run = container_of(line)
+    except UnusableSpec:
+        return None  # `launcher_fault` tells it
+    if image:
+        message = f"{name} run starts in an image of its own, and {image} is asked for as well"
+        return LaunchFault(
+            CONTAINER, message, "leave one out: --image, image of x-sandbox, or the docker run"
+        )
+    if has_env_file and run.env_files:
+        message = f"{name} run has --env-file, and its entry has a file of variables as well"
+        return LaunchFault(CONTAINER, message, "write all variables into one of them, and take the other out")
+    return None
 
 
 def _container(name: str, rest: Sequence[str]) -> LaunchFault | None:

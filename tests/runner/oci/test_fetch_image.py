@@ -104,7 +104,7 @@ def test_references_as_docker_writes_them() -> None:
         "../x",
         "x:" + "a" * 129,
     ):
-        with pytest.raises(UnusableSpec, match="none: write|no reference: write"):
+        with pytest.raises(UnusableSpec, match=r"none: write|no reference: write"):
             normal_reference(wrong)
 
 
