@@ -215,14 +215,19 @@ def _wanted_of(file: str, names: Sequence[str]) -> list[Wanted]:
     """What the servers of a configuration need: packages and images. Says which cannot be installed. Raises
     ValueError for one of `names`, and DocumentError."""
     from runner.contracts.mcp.hosts.wrapping import split_wrapped
-    from runner.contracts.mcp.wrap.config_file import open_config
+    from runner.contracts.mcp.wrap.config_file import FileRefused, open_config
     from runner.contracts.mcp.wrap.configuration import read_configuration
     from runner.contracts.mcp.wrap.steps import chosen, requests_of
     from runner.install.request import UnusableSpec
 
-    with open_config(file) as opened:
-        raw, _ = opened.read()
-        config = read_configuration(opened.path, raw, opened.given)
+    try:
+        with open_config(file) as opened:
+            raw, _ = opened.read()
+            config = read_configuration(opened.path, raw, opened.given)
+    except FileRefused as refused:
+        if os.path.lexists(file):
+            raise
+        raise FileRefused(f"{refused}; an image is written docker://IMAGE") from None
     found: list[Wanted] = []
     for server in chosen(config, names):
         inner = split_wrapped(server.argv)
@@ -463,13 +468,30 @@ def _verify(store: Store) -> int:
 
 def _named(stores: Sequence[Store], name: str) -> dict[Store, list[Installed]]:
     """What is installed under a name; all without one. Raises ValueError."""
-    found = {
-        store: [each for each in store.all() if not name or name in (each.request.name, str(each.request))]
-        for store in stores
-    }
-    if name and not any(found.values()):
-        raise ValueError(f"{name} is not installed; runner install --list shows what is")
-    return {store: each for store, each in found.items() if each}
+    installed = {store: store.all() for store in stores}
+    if not name:
+        return {store: each for store, each in installed.items() if each}
+    for names in ({name}, _as_image(name)):  # a package may have the short name of an image
+        found = {
+            store: [each for each in all_of if names & {each.request.name, str(each.request)}]
+            for store, all_of in installed.items()
+        }
+        if any(found.values()):
+            return {store: each for store, each in found.items() if each}
+    raise ValueError(f"{name} is not installed; runner install --list shows what is")
+
+
+def _as_image(name: str) -> set[str]:
+    """The names in full of an image that is written as docker takes it. Without a tag: with every one."""
+    from runner.install.image_reference import image_request
+    from runner.install.request import LATEST, UnusableSpec
+
+    try:
+        request = image_request(name)
+    except UnusableSpec:
+        return set()
+    has_tag = str(request) != f"{request.name}:{LATEST}" or name.endswith(f":{LATEST}")
+    return {str(request)} if has_tag else {request.name}
 
 
 def _remove(named: Mapping[Store, Sequence[Installed]]) -> int:

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from runner.contracts.mcp.verb_install import _named
 from runner.install.image_reference import image_request
+from runner.install.request import npm_request
 from runner.install.roots import main_store_root
-from runner.install.store import Store
+from runner.install.store import Installed, Store
 from runner.oci.artifact import digest_of
 from runner.oci.client import RegistryAccess, wait_for
 from runner.oci.fetch_image import fetch_image
@@ -29,6 +31,8 @@ from tests.tables import check_rows
 __all__ = ["bench"]
 pytestmark = [pytest.mark.launches, pytest.mark.usefixtures("nothing_left")]
 
+
+_DIGEST = "sha256:" + "0" * 64
 
 # --- while a cage of it runs --------------------------------------------------------------------------------
 
@@ -279,6 +283,37 @@ def test_a_registry_that_stalls(plugin_dir: Path) -> None:
     assert left_in(store) == []
 
 
+def test_an_installed_image_is_found_as_docker_writes_it(plugin_dir: Path) -> None:
+    store = Store(str(plugin_dir / "store"))
+    installed = [image_request("mcp/x:1"), image_request("mcp/x"), image_request("ghcr.io/acme/y@" + _DIGEST)]
+    installed += [image_request("demo"), npm_request(("demo",), "")]
+    with store.changing(print):
+        for each in installed:
+            store.record(Installed(each, "0" * 40, (), ()))
+
+    def finds(name: str, wanted: list[int]) -> None:
+        found = [each.request for all_of in _named([store], name).values() for each in all_of]
+        assert sorted(installed.index(each) for each in found) == wanted
+
+    rows = {
+        "docker.io/mcp/x:1": [0],
+        "docker.io/mcp/x": [0, 1],
+        "docker://mcp/x": [0, 1],
+        "mcp/x": [0, 1],
+        "mcp/x:1": [0],
+        "docker://mcp/x:latest": [1],
+        "ghcr.io/acme/y": [2],
+        f"docker://ghcr.io/acme/y@{_DIGEST}": [2],
+        "demo": [4],  # a package has this name in full
+        "docker://demo": [3],
+        "": [0, 1, 2, 3, 4],
+    }
+    check_rows(rows, finds)
+    for missing in ("mcp/x:2", "No Image", "docker://mcp"):
+        with pytest.raises(ValueError, match=f"{missing} is not installed"):
+            _named([store], missing)
+
+
 def test_a_registry_that_stalls_for_a_configuration(bench: Bench) -> None:
     """The option counts for images of a file as for one that is named."""
     config = bench.folder / "mcp.json"
@@ -288,4 +323,6 @@ def test_a_registry_that_stalls_for_a_configuration(bench: Bench) -> None:
         )
         bench.caller.give(config)
         done = bench.caller("install", "--yes", "--deadline", "2s", config)
+    unwritten = bench.caller("install", "--yes", "acme/x:1")
+    assert unwritten.returncode == 20 and "an image is written docker://IMAGE" in unwritten.stderr
     assert done.returncode == 1 and "the limit is 2 s" in done.stderr, done

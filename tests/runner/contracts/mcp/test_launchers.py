@@ -257,7 +257,7 @@ def test_what_does_not_go_together_with_an_image() -> None:
             assert said in (found.message if found is not None else "")
             assert found is None or (found.cause == CONTAINER and found.hint)
 
-    rows = {
+    rows: dict[tuple[str, str], str] = {
         ("docker run -i x", "docker.io/y:1"): "starts in an image of its own, and docker.io/y:1 is asked for",
         ("podman run --env-file a x", ""): "podman run has --env-file, and its entry has a file",
         ("docker run -i x", ""): "",
