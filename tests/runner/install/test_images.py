@@ -222,6 +222,13 @@ def test_docker_run_of_an_entry(bench: Bench) -> None:
     assert lines[7:] == ["127.0.0.1 localhost", "::1 localhost"]
     explained = bench.caller("explain", manifest).stdout
     assert "is its root, read-only but for /tmp, /usr/share (it is asked for read-only)" in explained
+    # The same folder in another place may be other code, and so may another user's.
+    written = manifest.read_text()
+    for old, new in ((":/data/below:", ":/bin/below:"), ('"app"', '"root"'), ('"/usr/share"', '"/usr"')):
+        assert written.count(old) == 1
+        manifest.write_text(written.replace(old, new))
+        other = bench.caller("exec", manifest)
+        assert other.returncode == 126 and "read_ceiling" in other.stderr, other
 
 
 @pytest.mark.both_callers

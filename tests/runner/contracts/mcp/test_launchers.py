@@ -257,7 +257,7 @@ def test_what_does_not_go_together_with_an_image() -> None:
             assert said in (found.message if found is not None else "")
             assert found is None or (found.cause == CONTAINER and found.hint)
 
-    rows: dict[tuple[str, str], str] = {
+    rows = {
         ("docker run -i x", "docker.io/y:1"): "starts in an image of its own, and docker.io/y:1 is asked for",
         ("podman run --env-file a x", ""): "podman run has --env-file, and its entry has a file",
         ("docker run -i x", ""): "",
@@ -265,7 +265,7 @@ def test_what_does_not_go_together_with_an_image() -> None:
         ("docker run -t x", "docker.io/y:1"): "",
         ("npx x", "docker.io/y:1"): "",
     }
-    check_rows(rows, is_told)
+    check_rows(rows.items(), is_told)
 
 
 def test_an_image_is_fetched_once() -> None:
