@@ -421,13 +421,16 @@ def _judge_places(
     root: ImageCage | None,
 ) -> None:
     if root is not None and request.image is not None:
-        from sandbox.plan.image import place_denials
+        from sandbox.plan.image import nested_denials, place_denials
 
         opened = {dest: held for dest, held in opened.items() if dest not in root.own_dests}
         folders = [dest for dest, held in opened.items() if held.source.kind == "dir"]
         files = [dest for dest, held in opened.items() if held.source.kind == "file"]
         folders += [want.dest for want in state]
-        if refusals := place_denials(request.image, grant, folders, files):
+        shown = {dest: held.source.real for dest, held in opened.items() if held.source.kind == "dir"}
+        moved = {dest for dest, held in opened.items() if held.moved_from}
+        refusals = place_denials(request.image, grant, folders, files)
+        if refusals or (refusals := [*nested_denials(shown, folders, files, moved)]):
             raise PlanRefused(refusals)
     places = [
         ShownPlace(dest, "write" if dest == overlaid else held.access, held.where, bool(held.moved_from))

@@ -130,6 +130,28 @@ def test_places_that_nothing_of_the_host_can_have(
         both = root._replace(places=((folder, "/work"),), folders=(in_memory,))
         with pytest.raises(PlanRefused, match=f"shown at {in_memory}: it is in a folder of the host"):
             plan_of(both, folder)
+    # In a folder of the host nothing is made, and no link is followed.
+    (plugin_dir / "shown/kept").mkdir()
+    (plugin_dir / "shown/file").touch()
+    os.symlink("kept", plugin_dir / "shown/link")
+    nested = {
+        "/work/missing": "missing is missing in it",
+        "/work/link": "link is a link in it",
+        "/work/link/x": "and link is a link in it",
+        "/work/file": "file is a file in it",
+        "/work/kept/x": "kept/x is missing in it",
+    }
+    (plugin_dir / "second").mkdir()
+    second = str(plugin_dir / "second")
+
+    def is_no_place(path: str, said: str) -> None:
+        both = root._replace(places=((folder, "/work"), (second, path)))
+        with pytest.raises(PlanRefused, match=said):
+            plan_of(both, folder, second)
+
+    check_rows(nested, is_no_place)
+    inside = plan_of(root._replace(places=((folder, "/work"), (second, "/work/kept"))), folder, second)
+    assert {"/work", "/work/kept"} <= set(dests(inside, Bind))
     # What the image has for authorities is the cage's too, but where a folder of the host is shown.
     shown = plan_of(root._replace(places=((folder, "/etc/ssl"),)), folder)
     assert not [dest for dest in dests(shown, Bind) if dest.startswith("/etc/ssl/")]
