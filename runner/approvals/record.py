@@ -77,6 +77,8 @@ def key_of(plugin: Plugin) -> ApprovalKey | None:
     words = (entrypoint.command, *entrypoint.args)
     folder, image = plugin.folder, plugin.spec.image
     in_image = image is not None and image.starts_own
+    if in_image:  # its options decide which code runs, too: where a folder is shown, as whom, from where
+        words += entrypoint.launcher
     if not (folder or in_image) and plugin.root is None and starts_below(words, entrypoint.directory):
         folder = look.realpath(entrypoint.directory)  # as for a command: an entry may become one
     if plugin.template is not None and plugin.template.files:

@@ -224,17 +224,18 @@ def _request_rows(stage: Stage | None, outcome: Outcome) -> list[Row]:
 
 def _ownership_of(planned: Planned | None, path: str) -> Ownership | None:
     """The owner mapping of a path that the plugin writes; None: files belong to the caller."""
-    owners = None if planned is None else planned.plan.owners
-    return owners.of(normal(path)) if owners is not None else None
+    if planned is None or planned.plan.owners is None:
+        return None
+    inside = next((each.inside for each in planned.plan.shown if each.path == path and each.inside), path)
+    return planned.plan.owners.of(normal(inside))
 
 
 def _origin(planned: Planned, shown: ShownPath) -> str:
     owned = _ownership_of(planned, shown.path) if shown.access == "write" else None
     if shown.state == OVERLAID:
         return f"{shown.origin}; what it changes there is kept with its state"
-    if shown.inside:
-        return f"{shown.origin}; on the host {shown.path}"
-    return shown.origin if owned is None else f"{shown.origin}; uid {owned.uid}, {owned.method}"
+    origin = f"{shown.origin}; on the host {shown.path}" if shown.inside else shown.origin
+    return origin if owned is None else f"{origin}; uid {owned.uid}, {owned.method}"
 
 
 def _why(stage: Stage | None, denial: Denial) -> str:

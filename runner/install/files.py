@@ -19,7 +19,6 @@ from sandbox.files import write_all
 _FOLDER = "files"
 _NEW = "new"
 _CHUNK_BYTES = 1 << 18
-_FULL = (errno.EMLINK, errno.EPERM)  # EPERM: some filesystems have no hard links at all
 
 
 class FileStore:
@@ -57,7 +56,7 @@ class FileStore:
         try:
             os.link(path, name, dst_dir_fd=folder, follow_symlinks=False)
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno != errno.EMLINK:
                 raise
             # The filesystem allows no more names for it: the next ones are for a copy.
             self._copy(path)

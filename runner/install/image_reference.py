@@ -42,8 +42,12 @@ def normal_reference(text: str) -> str:
         raise UnusableSpec(
             f"names the image {text[:80]!r}, which is no reference: write NAME:TAG in lower case"
         )
-    if (at and not _DIGEST.fullmatch(digest)) or (colon and not _TAG.fullmatch(tag)):
-        raise UnusableSpec(f"names the image {text[:80]!r}, whose {'digest' if at else 'tag'} is none")
+    if at and not _DIGEST.fullmatch(digest):
+        told = "write sha256: and 64 digits, 0 to 9 and a to f"
+        raise UnusableSpec(f"names the image {text[:80]!r}, whose digest is none: {told}")
+    if colon and not _TAG.fullmatch(tag):
+        told = "write up to 128 letters, digits and . _ -"
+        raise UnusableSpec(f"names the image {text[:80]!r}, whose tag is none: {told}")
     return f"{host}/{path}@{digest}" if at else f"{host}/{path}:{tag or LATEST}"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,12 +20,12 @@ from runner.install.roots import store_roots
 from runner.install.store import Installed, Store, StoreRefused
 from runner.plugin import Entrypoint, LaunchFault, Plugin
 from sandbox import look
-from sandbox.paths.in_tree import open_in_tree
+from sandbox.paths.in_tree import find_in_tree
 from sandbox.spec import ARGUMENT_LIMIT, ImageRoot, is_variable_name
 from sandbox.speed.value import NamedTuple
 
 CONFIG = "image.json"  # in the folder of the set
-_MOST_CONFIG_BYTES = 1 << 20
+MOST_CONFIG_BYTES = 1 << 20
 _MOST_WORDS = 4096
 _MOST_ACCOUNTS_BYTES = 1 << 20
 _MOST_ID = (1 << 31) - 2
@@ -56,7 +57,7 @@ class ImageUnusable(Exception):
 def read_config(raw: bytes) -> ImageConfig:
     """Raises BadContent."""
     try:
-        document = json.loads(raw) if len(raw) <= _MOST_CONFIG_BYTES else None
+        document = json.loads(raw) if len(raw) <= MOST_CONFIG_BYTES else None
     except (ValueError, RecursionError):
         document = None
     if not isinstance(document, dict):
@@ -111,30 +112,24 @@ def _words(config: Mapping[str, Any], key: str) -> tuple[str, ...]:
 def with_image(plugin: Plugin, environ: Mapping[str, str]) -> Plugin:
     """The plugin with what the store has of its image; unchanged if there is nothing: `image_fault` says so
     then."""
-    asked, entry = plugin.spec.image, plugin.entrypoint
-    if asked is None or entry is None:
-        return plugin
-    try:
-        found = find_image(asked, environ)
-        if found is None:
-            return plugin
-        root, config = found
-        return plugin._replace(
-            entrypoint=_entrypoint(entry, root, config), spec=plugin.spec._replace(image=root)
-        )
-    except (ImageUnusable, StoreRefused):
-        return plugin
+    found = _in_store(plugin, environ)
+    return found if isinstance(found, Plugin) else plugin
 
 
 def image_fault(plugin: Plugin, environ: Mapping[str, str]) -> LaunchFault | None:
     """Why the image that a plugin needs cannot be its root, or None."""
+    found = _in_store(plugin, environ)
+    return found if isinstance(found, LaunchFault) else None
+
+
+def _in_store(plugin: Plugin, environ: Mapping[str, str]) -> Plugin | LaunchFault:
     asked, entry = plugin.spec.image, plugin.entrypoint
     if asked is None or asked.tree or entry is None:
-        return None
+        return plugin
     try:
-        found = find_image(asked, environ)
-        if found is not None:
-            _entrypoint(entry, *found)
+        if (found := find_image(asked, environ)) is not None:
+            entry, spec = _entrypoint(entry, *found), plugin.spec._replace(image=found[0])
+            return plugin._replace(entrypoint=entry, spec=spec)
     except ImageUnusable as fault:
         return LaunchFault("image_unusable", str(fault), fault.hint)
     except StoreRefused as refused:
@@ -173,7 +168,7 @@ def image_digest(store: Store, installed: Installed) -> str:
 def _read(path: str) -> bytes:
     look.note_content(path)
     with open(path, "rb") as file:
-        return file.read(_MOST_CONFIG_BYTES + 1)
+        return file.read(MOST_CONFIG_BYTES + 1)
 
 
 def _root(asked: ImageRoot, tree: str, config: ImageConfig) -> ImageRoot:
@@ -226,7 +221,8 @@ def _account(tree: str, name: str) -> tuple[int, int, str]:
     if group:
         of_name = next((each for each in _lines(tree, "etc/group", 3) if group in (each[0], each[2])), None)
         if of_name is None and not group.isdecimal():
-            raise ImageUnusable(f"the image has no group {group[:80]!r} in its /etc/group")
+            message = f"the image has no group {group[:80]!r} in its /etc/group"
+            raise ImageUnusable(message, "give another one as a number: --user USER:GID")
         gid = _number(group if of_name is None else of_name[2])
     home = "/" if found is None or not found[5].startswith("/") else os.path.normpath(found[5])
     return uid, gid, "/" + home.lstrip("/")
@@ -235,16 +231,18 @@ def _account(tree: str, name: str) -> tuple[int, int, str]:
 def _number(text: str) -> int:
     if text.isascii() and text.isdecimal() and len(text) <= 10 and int(text) <= _MOST_ID:
         return int(text)
-    raise ImageUnusable(f"the image names the user or group {text[:80]!r}, which cannot be one")
+    message = f"{text[:80]!r} cannot be the user or group of an image"
+    raise ImageUnusable(message, f"give another one, a number up to {_MOST_ID}: --user UID")
 
 
 def _lines(tree: str, path: str, fields: int) -> list[list[str]]:
-    try:
-        fd = open_in_tree(tree, path)
-    except OSError:
+    found = find_in_tree(tree, path)
+    if found is None or not stat.S_ISREG(found.status.st_mode):
         return []
-    look.note_content(os.path.join(tree, path))
-    with open(fd, encoding="utf-8", errors="replace", newline="\n") as file:
+    # Where it really is: a fact of a stored plan is asked of the host, where a link leads elsewhere.
+    real = tree + found.path
+    look.note_content(real)
+    with open(real, encoding="utf-8", errors="replace", newline="\n") as file:
         text = file.read(_MOST_ACCOUNTS_BYTES)
     # A NUL would end a word of a command line.
     rows = (line.split(":") for line in text.split("\n") if "\0" not in line)

@@ -310,10 +310,9 @@ def allow_command(loaded: Loaded, *options: str) -> str:
         image = command.spec.image
     if image is not None:
         words += ["--image", image.reference]
-    if command is not None and not command.file and image is not None:
-        return " ".join(map(quote, (*words, "--name", command.name, "--", *command.argv[1:])))
     if command is not None and not command.file:
-        return " ".join(map(quote, (*words, "--name", command.name, "--", *command.argv)))
+        argv = command.argv if image is None else command.argv[1:]  # the first stands for its entry point
+        return " ".join(map(quote, (*words, "--name", command.name, "--", *argv)))
     if command is not None:
         return " ".join(map(quote, (*words, command.file, "--server", _label(plugin))))
     if invocation.contract is not None:

@@ -43,10 +43,12 @@ def check_image(decided: Decided, image: ImageRoot) -> VerifiedPackage | None:
     if not admits_image(own, reference):
         message = f"it would start in the image {reference}, which the policy itself does not allow"
         raise PackageFault(RULE, message, named)
-    owner = os.lstat(image.tree).st_uid
-    if owner not in (0, os.stat(trust).st_uid):
-        message = f"the image {reference} is stored for uid {owner}, who may not say what is trusted"
-        raise PackageFault(RULE, message, f"let root install it: runner install docker://{reference}")
+    # Also of what is around its files: who may rename there can put another folder of root's in their place.
+    owners = {os.lstat(place).st_uid for place in (image.tree, *_folders_above(image.tree))}
+    if strangers := owners - {0, os.stat(trust).st_uid}:
+        message = f"the image {reference} is stored for uid {min(strangers)}, who may not say what is trusted"
+        hint = f"let root, or the owner of {trust}, install it and start it"
+        raise PackageFault(RULE, message, hint)
     # What is only named does not start by itself: the operator meant the root of a signed plugin.
     if "@" in reference and reference in own and decided.loaded.plugin.root is not None:
         return None
@@ -60,10 +62,17 @@ def check_image(decided: Decided, image: ImageRoot) -> VerifiedPackage | None:
         raise PackageFault(fault.rule, message, f"{fault.hint}; or {named}") from None
 
 
+def _folders_above(tree: str) -> tuple[str, str, str]:
+    """The folder of its set, that of all sets, and the store."""
+    folder = os.path.dirname(tree)
+    sets = os.path.dirname(folder)
+    return folder, sets, os.path.dirname(sets)
+
+
 def _judge(image: ImageRoot, trust: str) -> VerifiedPackage:
     """Raises PackageFault and DocumentError."""
     trusted = load_trusted(trust)
-    store = Store(os.path.dirname(os.path.dirname(os.path.dirname(image.tree))))
+    store = Store(_folders_above(image.tree)[-1])
     found = store.find(image_request(image.reference))
     if found is None or store.tree(found.set_name) != image.tree:
         raise PackageFault(RULE, "it was installed anew while it was checked", "try again")

@@ -244,41 +244,47 @@ def _members(stream: SequentialFile) -> Iterator[TarMember]:
     files: set[str] = set()
     folders: set[str] = set()
     count = 0
+    for tar, member in tar_entries(stream):
+        count += 1
+        parts = [part for part in member.name.split("/") if part not in ("", ".")]
+        if count > MOST_ENTRIES or len(parts) > MOST_DEPTH:
+            raise UnfitTar(f"it has more than {MOST_ENTRIES} entries, or {MOST_DEPTH} folders in each other")
+        if member.name.startswith("/") or ".." in parts or not member.name.isprintable():
+            raise UnfitTar(f"{quoted(member.name)} is not a name in the package")
+        inner = parts if member.isdir() else parts[:-1]
+        above = {"/".join(parts[: depth + 1]) for depth in range(len(inner))}
+        count += len(above - folders)
+        folders |= above
+        if count > MOST_ENTRIES:
+            raise UnfitTar(f"it has more than {MOST_ENTRIES} entries and folders")
+        path = "/".join(parts)
+        if not member.isdir() and (not member.isreg() or member.issparse() or not parts):
+            raise UnfitTar(f"{quoted(member.name)} is neither a file nor a folder")
+        if not files.isdisjoint(above) or (not member.isdir() and (path in files or path in folders)):
+            raise UnfitTar(f"{quoted(member.name)} is there twice, or is a file and a folder")
+        if member.isdir():
+            yield TarMember(path, is_folder=True)
+        else:
+            files.add(path)
+            yield TarMember(path, False, bool(member.mode & 0o111), member.size, content_of(tar, member))
+
+
+def tar_entries(stream: SequentialFile) -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    """All entries in their order, up to the end mark, with bounds on their headers. Nothing else is judged.
+    Raises what UNREADABLE has."""
     stream.header_end = MOST_HEADER_BYTES
     with tarfile.open(fileobj=stream, mode="r:") as tar:  # type: ignore[call-overload]
         while (member := tar.next()) is not None:
             stream.header_end = None
             tar.members = []  # it keeps all of them
-            count += 1
             if len(member.pax_headers) + len(tar.pax_headers) > MOST_HEADER_FIELDS:
                 raise UnfitTar(f"{quoted(member.name)} has more than {MOST_HEADER_FIELDS} header fields")
-            parts = [part for part in member.name.split("/") if part not in ("", ".")]
-            if count > MOST_ENTRIES or len(parts) > MOST_DEPTH:
-                raise UnfitTar(
-                    f"it has more than {MOST_ENTRIES} entries, or {MOST_DEPTH} folders in each other"
-                )
-            if member.name.startswith("/") or ".." in parts or not member.name.isprintable():
-                raise UnfitTar(f"{quoted(member.name)} is not a name in the package")
-            inner = parts if member.isdir() else parts[:-1]
-            above = {"/".join(parts[: depth + 1]) for depth in range(len(inner))}
-            count += len(above - folders)
-            folders |= above
-            if count > MOST_ENTRIES:
-                raise UnfitTar(f"it has more than {MOST_ENTRIES} entries and folders")
-            path = "/".join(parts)
-            if not member.isdir() and (not member.isreg() or member.issparse() or not parts):
-                raise UnfitTar(f"{quoted(member.name)} is neither a file nor a folder")
-            if not files.isdisjoint(above) or (not member.isdir() and (path in files or path in folders)):
-                raise UnfitTar(f"{quoted(member.name)} is there twice, or is a file and a folder")
-            if member.isdir():
-                yield TarMember(path, is_folder=True)
-            else:
-                files.add(path)
-                yield TarMember(path, False, bool(member.mode & 0o111), member.size, content_of(tar, member))
+            yield tar, member
             stream.header_end = stream.tell() + MOST_HEADER_BYTES
     # tarfile takes a header that is cut or damaged for the end.
     if stream.last != bytes(tarfile.BLOCKSIZE):
         raise UnfitTar("it is cut short or damaged: it has no end mark where its last entry ends")
+    stream.header_end = None
 
 
 def content_of(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[bytes]:

@@ -200,4 +200,4 @@ def parse_document(raw: bytes) -> dict[str, Any]:
         return dict(parse("manifest", raw, "json", limit=MOST_MANIFEST_BYTES).data)
     except DocumentError as error:
         message = f"the registry gave a manifest that cannot be read: {error.diagnostics[0].message}"
-        raise PackageFault("registry_answer", message) from None
+        raise PackageFault("registry_answer", message, "check that this host is a registry") from None

@@ -26,7 +26,7 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from typing import IO, NamedTuple, TypeVar, cast
@@ -37,7 +37,7 @@ from runner.install.store import Installed, Lock, Locked, Store, StoreRefused
 from runner.manifest.semver import is_older
 from runner.manifest.unpack import UNREADABLE, extract, read_tar
 from runner.oci.archive import list_archive
-from runner.oci.artifact import PackageManifest, digest_of, read_package, read_signature
+from runner.oci.artifact import INDEX, MANIFEST, PackageManifest, digest_of, read_package, read_signature
 from runner.oci.client import USUAL_ACCESS, RegistryAccess, RegistryClient, open_registry
 from runner.oci.reference import Reference
 from runner.oci.stored import (
@@ -220,11 +220,19 @@ async def list_layer(
 
 async def get_package(registry: RegistryClient, reference: Reference) -> PackageManifest:
     """Raises PackageFault."""
-    found = await registry.get_manifest(reference.version)
+    return read_package((await get_document(registry, reference))[0])
+
+
+async def get_document(
+    registry: RegistryClient, reference: Reference, digest: str = "", kinds: Sequence[str] = (MANIFEST, INDEX)
+) -> tuple[bytes, str]:
+    """The index or manifest that a reference means, or what it has by this digest, with its digest. Raises
+    PackageFault."""
+    found = await registry.get_manifest(digest or reference.version, kinds)
     if found is None:
         message = f"{reference.registry} has no {reference.repository} {reference.version}"
         raise PackageFault("registry_missing", message, "check the reference, and whether you have to log in")
-    return read_package(found[0])
+    return found
 
 
 async def get_signatures(registry: RegistryClient, subject: str) -> list[bytes]:

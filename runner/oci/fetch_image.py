@@ -23,8 +23,16 @@ from runner.install.images import CONFIG, image_digest, read_config
 from runner.install.request import Request
 from runner.install.store import Installed, Lock, Locked, Store, StoreRefused
 from runner.oci.client import USUAL_ACCESS, RegistryAccess, RegistryClient, open_registry
-from runner.oci.fetch import InterruptibleFile, get_signatures, keep_in_store, open_spool
-from runner.oci.image import KINDS, ImageManifest, choose_manifest, is_index, read_image, this_architecture
+from runner.oci.fetch import InterruptibleFile, get_document, get_signatures, keep_in_store, open_spool
+from runner.oci.image import (
+    ANOTHER,
+    KINDS,
+    ImageManifest,
+    choose_manifest,
+    is_index,
+    read_image,
+    this_architecture,
+)
 from runner.oci.image_tree import ImageTree
 from runner.oci.layer import read_layer
 from runner.oci.reference import Reference, parse_reference
@@ -76,7 +84,7 @@ async def fetch_image(
     `most`: bytes of its layers, and of its files. `accept`: as for packages (fetch.py)."""
     before = await trio.to_thread.run_sync(_find, store, request)
     if before is not None and not update:
-        return FetchedImage(before, image_digest(store, before), False)
+        return _as_it_was(store, before)
     reference = parse_reference(request.packages[0])
     config = BytesIO()
     spools: list[IO[bytes]] = []
@@ -105,7 +113,8 @@ async def fetch_image(
                 ),
                 tell,
             )
-            return kept._replace(signature=signature)
+            # Another installation, which was faster, may have taken another image.
+            return kept if kept.digest != manifest.digest else kept._replace(signature=signature)
     message = f"unpacking the image took more than {access.deadline:g} s"
     raise PackageFault("registry_slow", message, "raise --deadline")
 
@@ -115,12 +124,16 @@ def _require_this_machine(config: bytes, reference: Reference) -> None:
     try:
         about = read_config(config)
     except BadContent as fault:
-        raise PackageFault("image_foreign", f"the image cannot be used: {fault}") from None
+        raise PackageFault("image_foreign", f"the image cannot be used: {fault}", ANOTHER) from None
     made_for, here = (about.system or "linux", about.architecture), ("linux", this_architecture())
     if made_for not in (here, ("linux", "")):
         told = printable("/".join(made_for))[:80]
         message = f"{_shown(reference)} is made for {told}, and this is {'/'.join(here)}"
         raise PackageFault("image_platform", message, "name an image for this machine")
+
+
+def _as_it_was(store: Store, before: Installed) -> FetchedImage:
+    return FetchedImage(before, image_digest(store, before), False)
 
 
 def _find(store: Store, request: Request) -> Installed | None:
@@ -160,21 +173,11 @@ def _judge(signatures: tuple[str, ...], request: Request, digest: str, rule: Ima
 
 
 async def _get_manifest(registry: RegistryClient, reference: Reference, most: int) -> ImageManifest:
-    found = await get_document(registry, reference)
+    found = await get_document(registry, reference, kinds=KINDS)
     if is_index(found[0]):
         chosen = choose_manifest(found[0], _shown(reference))
-        found = await get_document(registry, reference, chosen.digest)
+        found = await get_document(registry, reference, chosen.digest, KINDS)
     return read_image(*found, most)
-
-
-async def get_document(registry: RegistryClient, reference: Reference, digest: str = "") -> tuple[bytes, str]:
-    """The index or manifest that a reference means, or what it has by this digest, with its digest. Raises
-    PackageFault."""
-    found = await registry.get_manifest(digest or reference.version, KINDS)
-    if found is None:
-        message = f"{reference.registry} has no {reference.repository} {reference.version}"
-        raise PackageFault("registry_missing", message, "check the reference, and whether you have to log in")
-    return found
 
 
 def _shown(reference: Reference) -> str:
@@ -197,10 +200,10 @@ def _keep(
     OSError."""
     before = store.find(request)  # others may have changed it meanwhile
     if before is not None and not update:
-        return FetchedImage(before, image_digest(store, before), False)
+        return _as_it_was(store, before)
     if not accept(before, manifest.digest):
         assert before is not None  # the first is asked for before anything is fetched
-        return FetchedImage(before, image_digest(store, before), False)
+        return _as_it_was(store, before)
     name = request.name
     lock = Lock(
         "image",

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from runner.install.images import MOST_CONFIG_BYTES
 from runner.oci.artifact import (
     INDEX,
     MANIFEST,
@@ -35,7 +36,7 @@ _LAYERS = tuple(
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _MOST_IMAGES = 64  # of one index
 _MOST_LAYERS = 128  # docker's own limit is 127
-MOST_CONFIG_BYTES = 1 << 20
+ANOTHER = "ask its publisher for another one, or name another image"
 
 
 class ImageManifest(NamedTuple):
@@ -101,14 +102,15 @@ def read_image(raw: bytes, digest: str, most: int) -> ImageManifest:
         told = f"this is no image: its media type is {quoted(str(found), 100)}"
         raise PackageFault("image_foreign", told, "an image of docker or OCI, of schema 2, is needed")
     if not isinstance(layers, list) or len(layers) > _MOST_LAYERS:
-        raise PackageFault("image_foreign", f"its manifest has no list of up to {_MOST_LAYERS} layers")
+        message = f"its manifest has no list of up to {_MOST_LAYERS} layers"
+        raise PackageFault("image_foreign", message, ANOTHER)
     found_layers = []
     for each in layers:
         layer = descriptor_of(each, most)
         if layer.media_type not in _LAYERS or "urls" in each:
             elsewhere = " in other places" if "urls" in each else ""
             message = f"it has a layer of the type {quoted(layer.media_type, 100)}{elsewhere}"
-            raise PackageFault("image_foreign", f"{message}, which is not read")
+            raise PackageFault("image_foreign", f"{message}, which is not read", ANOTHER)
         found_layers.append(layer)
     if sum(layer.size for layer in found_layers) > most:
         message = f"its layers have more than {most >> 20} MiB as they are stored"

@@ -10,28 +10,33 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from runner.install.files import FileStore
 from runner.install.store import link_digest
 from runner.manifest.unpack import UNREADABLE, UnfitTar
-from runner.oci.layer import MOST_DEPTH, LayerEntry, path_parts
+from runner.oci.layer import MOST_DEPTH, MOST_PATH, LayerEntry, path_parts
 from runner.package.fault import PackageFault
 from sandbox.document.diagnostic import printable, quoted
 from sandbox.network.credentials import AUTHORITIES
 
-MOST_ENTRIES = 500_000  # of all layers together, also those that a later layer replaces
+# Of all layers together, also those that a later layer replaces, and with the folders above them: one entry
+# may make a hundred.
+MOST_ENTRIES = 500_000
+# Characters of all its paths and links. They compress well, and each may have 4 KB, which is held in memory.
+MOST_TEXT = 100_000_000
 # On the ways to all of them, and through folders that are marked as replaced: a layer may repeat these.
 MOST_STEPS = 50_000_000
-_MOST_PATH = 3000  # bytes, in the tree
 _OPEN_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_LINKS = 40  # on the way to one file
 _WHITEOUT = ".wh."
 _OPAQUE = ".wh..wh..opq"
 # What the cage puts over the image: it mounts nothing where there is nothing to mount it on.
-CAGE_FOLDERS = ("proc", "dev", "sys", "tmp", "run", "etc")
-HIDDEN_FOLDERS = ("proc", "dev", "sys", "tmp")  # the cage has its own: what the image has there is not seen
-CAGE_FILES = ("etc/resolv.conf", "etc/hosts", "etc/nsswitch.conf")
+_CAGE_FOLDERS = ("proc", "dev", "sys", "tmp", "run", "etc")
+_HIDDEN_FOLDERS = ("proc", "dev", "sys", "tmp")  # the cage has its own: what the image has there is not seen
+_CAGE_FILES = ("etc/resolv.conf", "etc/hosts", "etc/nsswitch.conf")
+_AUTHORITIES = AUTHORITIES[0].lstrip("/")  # the image's own, where it has one
 
 
 class ImageFile(NamedTuple):
@@ -61,19 +66,14 @@ class ImageTree:
         self.root = ImageFolder(0)
         self._files = files
         self._layer = 0
-        self._entries = self._steps = 0
+        self._entries = self._steps = self._text = 0
 
     def add_layer(self, entries: Iterator[LayerEntry]) -> None:
         self._layer += 1
-        try:
+        with _refusing("a layer of the image cannot be unpacked"):
             for entry in entries:
-                self._entries += 1
-                if self._entries > MOST_ENTRIES:
-                    raise UnfitTar(f"it and those below it have more than {MOST_ENTRIES} files and folders")
+                self._count_entry()
                 self._add(entry)
-        except UNREADABLE as error:
-            message = f"a layer of the image cannot be unpacked: {printable(str(error))}"
-            raise PackageFault("image_layer", message, "nothing was stored") from None
 
     def _add(self, entry: LayerEntry) -> None:
         if not entry.parts:  # the root is there
@@ -97,6 +97,7 @@ class ImageTree:
                     self._files.add(entry.content, entry.executable), entry.executable, self._layer
                 )
             case "link":
+                self._count_text(entry.target)
                 node = ImageLink(entry.target, self._layer)
             case "hard link":
                 node = self._linked(entry)
@@ -133,6 +134,16 @@ class ImageTree:
             if not newer:
                 del folder.children[name]
         return bool(folder.children) or folder.layer == self._layer
+
+    def _count_entry(self) -> None:
+        self._entries += 1
+        if self._entries > MOST_ENTRIES:
+            raise UnfitTar(f"it and those below it have more than {MOST_ENTRIES} files and folders")
+
+    def _count_text(self, text: str) -> None:
+        self._text += len(text)
+        if self._text > MOST_TEXT:
+            raise UnfitTar(f"its paths and links have more than {MOST_TEXT} characters together")
 
     def _step(self) -> None:
         self._steps += 1
@@ -177,6 +188,7 @@ class ImageTree:
                 raise UnfitTar(f"{_shown(parts)} leads to folders more than {MOST_DEPTH} deep")
             found = steps[-1].children.get(name)
             if found is None and make:
+                self._count_entry()
                 found = steps[-1].children[name] = ImageFolder(self._layer)
             if found is None:
                 return None
@@ -201,30 +213,20 @@ class ImageTree:
     def make_places(self, directory: str) -> None:
         """Make what the cage mounts its own files on, and the working directory of the image."""
         self._layer += 1
-        try:
+        with _refusing("the working directory of the image cannot be made"):
             self._folder(path_parts(directory))
-        except UnfitTar as fault:
-            message = f"the working directory of the image cannot be made: {fault}"
-            raise PackageFault("image_foreign", message) from None
         empty = self._files.add((), False)
-        for name in CAGE_FOLDERS:
-            if name in HIDDEN_FOLDERS or not isinstance(self.root.children.get(name), ImageFolder):
+        for name in _CAGE_FOLDERS:
+            if name in _HIDDEN_FOLDERS or not isinstance(self.root.children.get(name), ImageFolder):
                 self.root.children[name] = ImageFolder(self._layer)
-        places = [*CAGE_FILES, AUTHORITIES[0].lstrip("/")]
-        for path in (*places, *(each.lstrip("/") for each in AUTHORITIES[1:])):
-            folder: ImageNode | None = self.root
+        for path in (*_CAGE_FILES, _AUTHORITIES):
+            node: ImageNode = self.root
             *above, name = path.split("/")
             for part in above:
-                if not isinstance(folder, ImageFolder):
-                    break
-                if part not in folder.children and path in places:
-                    folder.children[part] = ImageFolder(self._layer)
-                folder = folder.children.get(part)
-            if not isinstance(folder, ImageFolder):
-                continue
-            old = folder.children.get(name)
-            if path in CAGE_FILES or (path in places and old is None):
-                folder.children[name] = ImageFile(empty, False, self._layer)
+                if isinstance(node, ImageFolder):
+                    node = node.children.setdefault(part, ImageFolder(self._layer))
+            if isinstance(node, ImageFolder) and (path in _CAGE_FILES or name not in node.children):
+                node.children[name] = ImageFile(empty, False, self._layer)
 
     def write(self, path: str) -> list[tuple[str, str]]:
         """Write the tree into a new folder. Returns each file and link with its digest, as the store lists
@@ -232,16 +234,17 @@ class ImageTree:
         os.mkdir(path, 0o755)
         fd = os.open(path, _OPEN_FOLDER)
         try:
-            return list(self._write(self.root, fd, ""))
+            with _refusing("the image cannot be unpacked"):
+                return list(self._write(self.root, fd, ""))
         finally:
             os.close(fd)
 
     def _write(self, folder: ImageFolder, fd: int, above: str) -> Iterator[tuple[str, str]]:
         for name, node in sorted(folder.children.items()):
             path = above + name
-            if len(os.fsencode(path)) > _MOST_PATH:
-                message = f"a path of the image has more than {_MOST_PATH} bytes: {quoted(path, 100)}"
-                raise PackageFault("image_layer", message, "nothing was stored")
+            if len(os.fsencode(path)) > MOST_PATH:
+                raise UnfitTar(f"one of its paths has more than {MOST_PATH} bytes: {quoted(path, 100)}")
+            self._count_text(path)
             if isinstance(node, ImageFile):
                 self._files.link(node.digest, node.executable, name, fd)
                 yield path, node.digest
@@ -259,3 +262,14 @@ class ImageTree:
 
 def _shown(parts: Sequence[str]) -> str:
     return quoted("/".join(parts), 200)
+
+
+@contextmanager
+def _refusing(message: str) -> Iterator[None]:
+    """Tell what of a stranger's tar is wrong. Raises PackageFault."""
+    try:
+        yield
+    except UNREADABLE as error:
+        raise PackageFault(
+            "image_layer", f"{message}: {printable(str(error))}", "nothing was stored"
+        ) from None

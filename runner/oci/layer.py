@@ -10,19 +10,12 @@ from collections.abc import Iterable, Iterator
 from typing import IO, Any, Literal, NamedTuple
 
 from runner.extras import install_command
-from runner.manifest.unpack import (
-    MOST_HEADER_BYTES,
-    MOST_HEADER_FIELDS,
-    GunzipFile,
-    SequentialFile,
-    UnfitTar,
-    content_of,
-)
+from runner.manifest.unpack import GunzipFile, SequentialFile, UnfitTar, content_of, tar_entries
 from runner.package.fault import PackageFault
 from sandbox.document.diagnostic import quoted
 
 MOST_DEPTH = 100
-_MOST_PATH = 3000  # bytes
+MOST_PATH = 3000  # bytes
 _MOST_NAME = 255
 _MOST_TARGET = 4095
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -75,19 +68,8 @@ class _ZstdFile:
 
 
 def _entries(stream: SequentialFile) -> Iterator[LayerEntry]:
-    stream.header_end = MOST_HEADER_BYTES
-    with tarfile.open(fileobj=stream, mode="r:") as tar:  # type: ignore[call-overload]
-        while (member := tar.next()) is not None:
-            stream.header_end = None
-            tar.members = []  # it keeps all of them
-            if len(member.pax_headers) + len(tar.pax_headers) > MOST_HEADER_FIELDS:
-                raise UnfitTar(f"{quoted(member.name)} has more than {MOST_HEADER_FIELDS} header fields")
-            yield _entry(tar, member)
-            stream.header_end = stream.tell() + MOST_HEADER_BYTES
-    # tarfile takes a header that is cut or damaged for the end.
-    if stream.last != bytes(tarfile.BLOCKSIZE):
-        raise UnfitTar("it is cut short or damaged: it has no end mark where its last entry ends")
-    stream.header_end = None
+    for tar, member in tar_entries(stream):
+        yield _entry(tar, member)
     stream.drain()  # the checksum of what is compressed is at its end
 
 
@@ -115,7 +97,7 @@ def path_parts(name: str) -> tuple[str, ...]:
     """Of a path in the image: from its root, however it is written. Raises UnfitTar."""
     parts = tuple(part for part in name.split("/") if part not in ("", "."))
     raw = name.encode("utf-8", "surrogateescape")
-    if ".." in parts or not name.isprintable() or len(raw) > _MOST_PATH or len(parts) > MOST_DEPTH:
+    if ".." in parts or not name.isprintable() or len(raw) > MOST_PATH or len(parts) > MOST_DEPTH:
         raise UnfitTar(f"{quoted(name, 200)} is not a name that a file of an image can have")
     if any(len(part.encode("utf-8", "surrogateescape")) > _MOST_NAME for part in parts):
         raise UnfitTar(f"{quoted(name, 200)} has a part of more than {_MOST_NAME} bytes")

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from runner.install.request import Request
 from runner.oci.artifact import EMPTY_CONFIG, MANIFEST, Descriptor, digest_of, parse_document
 from runner.oci.client import USUAL_ACCESS, RegistryAccess, RegistryClient, open_registry
-from runner.oci.fetch import get_signatures
-from runner.oci.fetch_image import MOST_BYTES, get_document
-from runner.oci.image import is_index, list_manifests, read_image
+from runner.oci.fetch import get_document, get_signatures
+from runner.oci.fetch_image import MOST_BYTES
+from runner.oci.image import KINDS, is_index, list_manifests, read_image
 from runner.oci.push import put_signature, tried_again
 from runner.oci.reference import Reference, parse_reference
 from runner.package.image_signature import ImageSignature, choose_own, sign_image
@@ -68,12 +68,12 @@ async def _push(raw: bytes, subject: Descriptor, registry: RegistryClient) -> No
 
 
 async def _images_of(registry: RegistryClient, reference: Reference) -> list[RegistryImage]:
-    raw, digest = await get_document(registry, reference)
+    raw, digest = await get_document(registry, reference, kinds=KINDS)
     if not is_index(raw):
         return [RegistryImage(_described(raw, digest), "")]
     found = []
     for listed, platform in list_manifests(raw):
-        raw, digest = await get_document(registry, reference, listed.digest)
+        raw, digest = await get_document(registry, reference, listed.digest, KINDS)
         found.append(RegistryImage(_described(raw, digest), platform))
     return found
 

@@ -61,14 +61,6 @@ def find_in_tree(tree: str, path: str) -> TreePlace | None:
         return None
 
 
-def open_in_tree(tree: str, path: str) -> int:
-    """Open a regular file for reading. Raises OSError."""
-    found = find_in_tree(tree, path)
-    if found is None or not stat.S_ISREG(found.status.st_mode):
-        raise FileNotFoundError(path)
-    return os.open(join(tree, found.path[1:]), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-
-
 def find_obstacle(tree: str, path: str, *, is_folder: bool) -> TreeObstacle | None:
     """Why nothing can be mounted at an absolute path of the cage, or None. bwrap before 0.12 follows links in
     the place of a mount, and outside of the cage: they are not followed here, but told."""

@@ -16,6 +16,7 @@ from sandbox.network.egress import EgressPlan
 from sandbox.network.ssh import SshPlan
 from sandbox.paths import program as programs
 from sandbox.paths.access import require_access
+from sandbox.paths.denied_paths import normal
 from sandbox.paths.denylist import Denylist
 from sandbox.paths.executable import ProgramFault
 from sandbox.paths.file_identity import FileIdentity
@@ -420,13 +421,16 @@ def _judge_places(
     root: ImageCage | None,
 ) -> None:
     if root is not None and request.image is not None:
-        from sandbox.plan.image import place_denials
+        from sandbox.plan.image import nested_denials, place_denials
 
         opened = {dest: held for dest, held in opened.items() if dest not in root.own_dests}
         folders = [dest for dest, held in opened.items() if held.source.kind == "dir"]
         files = [dest for dest, held in opened.items() if held.source.kind == "file"]
         folders += [want.dest for want in state]
-        if refusals := place_denials(request.image, grant, folders, files):
+        shown = {dest: held.source.real for dest, held in opened.items() if held.source.kind == "dir"}
+        moved = {dest for dest, held in opened.items() if held.moved_from}
+        refusals = place_denials(request.image, grant, folders, files)
+        if refusals or (refusals := [*nested_denials(shown, folders, files, moved)]):
             raise PlanRefused(refusals)
     places = [
         ShownPlace(dest, "write" if dest == overlaid else held.access, held.where, bool(held.moved_from))
@@ -503,7 +507,12 @@ def _mentions(
 def _write_requests(opened: Mapping[str, _OpenedPath]) -> list[WriteRequest]:
     from sandbox.plan.owners import WriteRequest
 
-    return [WriteRequest(held.source, held.where) for held in opened.values() if held.access == "write"]
+    # By its path in the cage, which is another where an image has a place for it.
+    return [
+        WriteRequest(held.source._replace(path=normal(dest)), held.where)
+        for dest, held in opened.items()
+        if held.access == "write"
+    ]
 
 
 def _owners(

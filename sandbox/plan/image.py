@@ -18,13 +18,13 @@ from sandbox.network.credentials import AUTHORITIES, BUNDLE
 from sandbox.network.ssh import FOLDER as AGENT_FOLDER
 from sandbox.paths.executable import ProgramFault
 from sandbox.paths.in_tree import find_in_tree, find_obstacle
-from sandbox.paths.mounts import contains, join
+from sandbox.paths.mounts import contains, join, relative
 from sandbox.paths.program import SYSTEM_PATH, Program
 from sandbox.plan.operations import folder_size
 from sandbox.plan.plan import Operation, PlanRefused, PlanRequest, Symlink
 from sandbox.plan.relocation import Relocation
 from sandbox.spec import Denial, Grant, ImageRoot, Note
-from sandbox.speed.typed import Collection, Iterable, Iterator, Sequence
+from sandbox.speed.typed import Collection, Iterable, Iterator, Mapping, Sequence
 from sandbox.speed.value import NamedTuple
 
 # Places that the cage fills in every image. Nothing of the host may be shown there.
@@ -149,7 +149,8 @@ def place_denials(
 ) -> list[Denial]:
     """Why something cannot be mounted where it is asked for, in this image. `folders` and `files`: the places
     of what is mounted."""
-    asked = [(path, True) for path in (*folders, *image.folders)] + [(path, False) for path in files]
+    shown = tuple(folders)
+    asked = [(path, True) for path in (*shown, *image.folders)] + [(path, False) for path in files]
     if grant.scratch is not None:
         asked.append((grant.scratch.dest, True))
     asked += [(file.dest, False) for file in grant.memory_files]
@@ -161,6 +162,8 @@ def place_denials(
         # In a folder of the host that is shown there, bwrap would make the places of these.
         if any(contains(path, own) or contains(own, path) for own in (*_OWN_FOLDERS, *_OWN_FILES)):
             reason = "the cage has files of its own there"
+        elif path in image.folders and any(contains(folder, path) for folder in shown):
+            reason = "it is in a folder of the host, which is mounted over it"
         elif (obstacle := find_obstacle(image.tree, path, is_folder=is_folder)) is not None:
             told = f"a link to {obstacle.target}" if obstacle.kind == "link" else f"a {obstacle.kind}"
             reason = f"in the image {obstacle.path} is {told}"
@@ -168,6 +171,32 @@ def place_denials(
             hint = "choose another path in the image"
             found.append(Denial("image_place", path, f"nothing can be shown at {path}: {reason}", hint))
     return found
+
+
+def nested_denials(
+    shown: Mapping[str, str], folders: Iterable[str], files: Iterable[str], moved: Collection[str]
+) -> Iterator[Denial]:
+    """Why something cannot be mounted in a folder of the host that is shown. bwrap would make a missing place
+    there, on the host, and before 0.12 follow links on the way. `shown`: folders by their path in the cage,
+    with that on the host. `moved`: what has another path in the cage; of the rest a source is its own place.
+    """
+    for path, is_folder in (*((each, True) for each in folders), *((each, False) for each in files)):
+        for dest, real in shown.items():
+            is_moved = dest in moved or path in moved
+            if dest == path or not contains(dest, path) or not is_moved:
+                continue
+            inside = "/" + relative(path, dest)
+            obstacle = find_obstacle(real, inside, is_folder=is_folder)
+            if obstacle is None and find_in_tree(real, inside) is not None:
+                continue
+            there = (
+                f"{inside[1:]} is missing"
+                if obstacle is None
+                else f"{obstacle.path[1:]} is a {obstacle.kind}"
+            )
+            reason = f"{dest} shows {real} of the host, and {there} in it"
+            hint = f"make a {'folder' if is_folder else 'file'} there, or choose another path in the image"
+            yield Denial("image_place", path, f"nothing can be shown at {path}: {reason}", hint)
 
 
 def link_denials(image: ImageRoot, cage: ImageCage, operations: Iterable[Operation]) -> list[Denial]:
@@ -192,6 +221,9 @@ def image_program(
 ) -> Program:
     """The program of the request, by its path in the cage. `dests`: what shows files of the host. Raises
     ProgramFault."""
+    if not look.isdir(image.tree):
+        told = f"the image {image.reference} was removed while it was looked at"
+        raise ProgramFault(told, f"install it again: runner install docker://{image.reference}", found=False)
     program, *chosen = request.approved_program or (image.tree, image.package)
     if program != image.tree or (image.package and image.package not in chosen):
         other = f"{image.reference} is another image than the one that was allowed"

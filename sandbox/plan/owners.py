@@ -49,7 +49,7 @@ class Ownership(NamedTuple):
 
     def holds_for(self, source: OpenSource) -> bool:
         """Whether an owner that is mapped would be decided alike for a source as it is now."""
-        return self == _mapped(source)
+        return self == _mapped(source)._replace(path=self.path)
 
     def sentence(self) -> str:
         if self.method == "idmapped":

@@ -103,7 +103,7 @@ def judge_written(opened: OpenPlan, denylist: Denylist, *, scan_limit: int) -> N
         kind: Literal["dir", "file"] = "dir" if stat.S_ISDIR(bind.identity.mode) else "file"
         held = OpenSource(normal(bind.path), bind.real, descriptors[bind.dest], bind.identity, kind, "write")
         source = look_inside(held, denylist, denylist.mounts, scan_limit, denylist.guarded_names)
-        owner = None if plan.owners is None else plan.owners.of(source.path)
+        owner = None if plan.owners is None else plan.owners.of(normal(bind.dest))
         if owner is not None and not owner.holds_for(source):
             raise PlanOutdated(bind.path)
         guards = guards_of(bind.dest, source, denylist, _hidden(plan, bind.dest, source), (), folders)

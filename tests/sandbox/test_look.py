@@ -82,7 +82,6 @@ EXEMPT = {
     "sandbox/paths/beneath.py:walk_beneath": "its callers note the whole path",
     "sandbox/paths/denylist.py:find_linked": "only after _entries_below, which says that nothing may be kept",
     "sandbox/paths/executable.py:read_head": "look.stat has noted the file, with the time of its last change",
-    "sandbox/paths/in_tree.py:open_in_tree": "find_in_tree has noted the file and its times",
     "sandbox/paths/mounts.py:fd_path": "about an open descriptor",
     "sandbox/paths/mounts.py:mount_id": "about an open descriptor",
     "sandbox/paths/scan.py:_entries": "`directory` has noted the listing",

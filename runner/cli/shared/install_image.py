@@ -17,25 +17,13 @@ if TYPE_CHECKING:
     from runner.install.request import Request
     from runner.install.store import Installed, Store
     from runner.oci.client import RegistryAccess
-
-SCHEME = "docker://"
+    from runner.oci.fetch_image import AcceptImage, FetchedImage
 
 
 def is_image(word: str | None) -> bool:
+    from runner.install.image_reference import SCHEME
+
     return word is not None and word.startswith(SCHEME)
-
-
-def install_image(args: argparse.Namespace, store: Store, request: Request) -> int:
-    """Raises PackageFault."""
-    if store.find(request) is not None:
-        say(f"{request} is installed already; --update asks the registry again", sys.stdout)
-        return EXIT["ok"]
-    access = access_of(args)
-    say(f"{request} will be fetched from {registry_of(request)}", sys.stdout)
-    if not args.yes and (refusal := confirm("Fetch and install?")) is not None:
-        return refusal
-    fetch_and_tell(store, request, access, args.disk)
-    return EXIT["ok"]
 
 
 def registry_of(request: Request) -> str:
@@ -44,16 +32,8 @@ def registry_of(request: Request) -> str:
 
 def fetch_and_tell(store: Store, request: Request, access: RegistryAccess | None, disk: str) -> None:
     """`access`: None for the usual one. Raises PackageFault."""
-    try:
-        from runner.oci.client import USUAL_ACCESS, wait_for
-        from runner.oci.fetch_image import ImageRule, fetch_image
-    except ModuleNotFoundError as error:
-        raise extra_fault(error) from None
-    tell = partial(say, stream=sys.stdout)
-    most, through = int(parse_limit("disk", disk)), access or USUAL_ACCESS
-    trust, named = _signing_rule()
-    rule = ImageRule(trust, named)
-    found = wait_for(lambda: fetch_image(request, store, access=through, most=most, rule=rule, tell=tell))
+    trust = _trust()
+    found = _fetch(store, request, access, disk)
     say(f"  installed {request}", sys.stdout)
     say(f"  signature: {signature_text(found.signature, trust)}", sys.stdout)
     if request.unpinned:
@@ -61,19 +41,42 @@ def fetch_and_tell(store: Store, request: Request, access: RegistryAccess | None
         say(f"  pinned to {found.digest}; it stays so until {again}", sys.stdout)
 
 
-def _signing_rule() -> tuple[str | None, tuple[str, ...]]:
-    """The trust file, if the policy in force requires signatures, and the images that it names. Raises
-    PackageFault."""
-    policy = policy_of(None)
-    return policy.packages.trust if policy.packages.signature == "required" else None, policy.images
+def _fetch(
+    store: Store,
+    request: Request,
+    access: RegistryAccess | None,
+    disk: str,
+    update: AcceptImage | None = None,
+) -> FetchedImage:
+    """`update`: ask the registry again, and this whether what it has now is taken. Raises PackageFault."""
+    try:
+        from runner.oci.client import USUAL_ACCESS, wait_for
+        from runner.oci.fetch_image import ImageRule, fetch_image
+    except ModuleNotFoundError as error:
+        raise extra_fault(error) from None
+    fetch = partial(
+        fetch_image,
+        request,
+        store,
+        access=access or USUAL_ACCESS,
+        most=int(parse_limit("disk", disk)),
+        rule=ImageRule(_trust(), policy_of(None).images),
+        tell=partial(say, stream=sys.stdout),
+    )
+    return wait_for(fetch if update is None else partial(fetch, update=True, accept=update))
+
+
+def _trust() -> str | None:
+    """The trust file, if the policy in force requires signatures. Raises PackageFault."""
+    packages = policy_of(None).packages
+    return packages.trust if packages.signature == "required" else None
 
 
 def update_image(args: argparse.Namespace, store: Store, request: Request) -> int:
     """Raises PackageFault."""
     access, status = access_of(args), EXIT["ok"]
     from runner.install.images import image_digest
-    from runner.oci.client import call_in_main, wait_for
-    from runner.oci.fetch_image import ImageRule, fetch_image
+    from runner.oci.client import call_in_main
 
     def accept(before: Installed | None, digest: str) -> bool:
         nonlocal status
@@ -84,17 +87,10 @@ def update_image(args: argparse.Namespace, store: Store, request: Request) -> in
         status = EXIT["ok"] if refusal is None else refusal
         return refusal is None
 
-    most = int(parse_limit("disk", args.disk))
-    tell = partial(say, stream=sys.stdout)
-    rule = ImageRule(*_signing_rule())
-    found = wait_for(
-        lambda: fetch_image(
-            request, store, access=access, update=True, most=most, rule=rule, accept=accept, tell=tell
-        )
-    )
+    found = _fetch(store, request, access, args.disk, accept)
     if status == EXIT["ok"]:
         told = "updated; what was allowed for it will be asked again" if found.is_new else "nothing newer"
         say(f"{request}: {told}", sys.stdout)
-        with store.changing(tell):
+        with store.changing(partial(say, stream=sys.stdout)):
             store.remove_unused()
     return status

@@ -215,9 +215,13 @@ class McpContract(Contract):
         if plugin.entrypoint is None or (image is not None and image.starts_own) or not _may_launch(plugin):
             return None
         from runner.contracts.mcp.installed import store_fault
-        from runner.contracts.mcp.launchers import FETCHES, launcher_fault
+        from runner.contracts.mcp.launchers import FETCHES, container_fault, launcher_fault
 
         words = (plugin.entrypoint.command, *plugin.entrypoint.args)
+        other = "" if image is None else image.reference
+        has_file = plugin.template is not None and bool(plugin.template.env_file)
+        if (fault := container_fault(words, other, has_env_file=has_file)) is not None:
+            return fault
         fault = launcher_fault(words, plugin.spec.network, (each.name for each in plugin.spec.env))
         if fault is None or fault.cause != FETCHES:
             return fault

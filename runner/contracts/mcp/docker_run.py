@@ -56,8 +56,10 @@ def container_of(argv: Sequence[str]) -> ContainerRun:
     while words and words[0].startswith("-") and words[0] != "-":
         count += 1
         word = words.pop(0)
-        if word == "--" or count > _MOST_OPTIONS:
+        if word == "--":
             break
+        if count > _MOST_OPTIONS:
+            raise UnusableSpec(f"has more than {_MOST_OPTIONS} options")
         for name, value in _split(word, words):
             run = _OPTIONS[name](run, value)
     if not words:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from runner.contracts.mcp.docker_run import container_of
-from runner.contracts.mcp.launchers import IMAGE_RUNNERS, launch_of, program_name
+from runner.contracts.mcp.launchers import IMAGE_RUNNERS, command_line, launch_of, program_name
 from runner.install.images import with_image
 from runner.install.request import UnusableSpec
 from runner.install.roots import main_store_root, store_roots
@@ -23,8 +23,9 @@ def installed(plugin: Plugin, environ: Mapping[str, str]) -> Plugin:
     entry = plugin.entrypoint
     if entry is None:
         return plugin
-    if program_name(entry.command) in IMAGE_RUNNERS:
-        return _in_image(plugin, (entry.command, *entry.args), environ)
+    line = command_line((entry.command, *entry.args))
+    if line and program_name(line[0]) in IMAGE_RUNNERS:
+        return _in_image(plugin, line, environ)
     try:
         found = find_stored((entry.command, *entry.args), environ)
     except StoreRefused:
@@ -55,12 +56,12 @@ def _by_image(words: tuple[str, ...], tree: str, image: ImageRoot) -> tuple[tupl
 
 
 def _in_image(plugin: Plugin, argv: Sequence[str], environ: Mapping[str, str]) -> Plugin:
-    """The plugin with the image of `docker run` as its root."""
+    """The plugin with the image of `docker run` as its root. With another one, `launch_fault` refuses it."""
+    if plugin.spec.image is not None:
+        return plugin
     try:
-        if launch_of(argv) is None or find_stored(argv, environ) is None:
-            return plugin
         run = container_of(argv)
-    except (UnusableSpec, StoreRefused):
+    except UnusableSpec:
         return plugin
     spec, template = plugin.spec, plugin.template
     if run.env_files:

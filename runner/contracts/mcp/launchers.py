@@ -185,7 +185,7 @@ class Launch(NamedTuple):
 def launch_of(argv: Sequence[str]) -> Launch | None:
     """What a launcher is asked for; None if the command is none of a launcher that fetches. Raises
     UnusableSpec."""
-    line = _split(argv[0]) if len(argv) == 1 and " " in argv[0].strip() else tuple(argv)
+    line = command_line(argv)
     if not line:
         return None
     name = program_name(line[0])
@@ -197,6 +197,11 @@ def launch_of(argv: Sequence[str]) -> Launch | None:
     if found is None:
         return None
     return _understand(*found)
+
+
+def command_line(argv: Sequence[str]) -> tuple[str, ...]:
+    """The words; some entries have the whole line in `command`."""
+    return _split(argv[0]) if len(argv) == 1 and " " in argv[0].strip() else tuple(argv)
 
 
 def require_no_registry(variables: Iterable[str]) -> None:
@@ -238,8 +243,8 @@ def _fault(argv: tuple[str, ...], depth: int) -> LaunchFault | None:
     if not argv or depth > _MOST_WRAPPERS:
         return None
     name = program_name(argv[0])
-    if len(argv) == 1 and " " in argv[0].strip():
-        return _fault(_split(argv[0]), depth + 1)  # some entries have the whole line in `command`
+    if (line := command_line(argv)) != argv:
+        return _fault(line, depth + 1)
     if " " in name and program_name(first := argv[0].split()[0]) in NAMES and "/" not in first:
         return _fault((*_split(argv[0]), *argv[1:]), depth + 1)
     if name in _WINDOWS_SHELLS:
@@ -376,9 +381,30 @@ def _makes_container(words: Sequence[str]) -> bool:
     return tuple(words[:1]) == ("run",) or tuple(words[:2]) == ("container", "run")
 
 
+def container_fault(argv: Sequence[str], image: str, *, has_env_file: bool) -> LaunchFault | None:
+    """Why a `docker run` does not go together with what else its entry asks for, or None. `image`: another
+    one, or ''. `has_env_file`: the entry itself names a file of variables."""
+    line = command_line(argv)
+    name = program_name(line[0]) if line else ""
+    if name not in IMAGE_RUNNERS or not _makes_container(line[1:]):
+        return None
+    try:
+        run = container_of(line)
+    except UnusableSpec:
+        return None  # `launcher_fault` tells it
+    if image:
+        message = f"{name} run starts in an image of its own, and {image} is asked for as well"
+        return LaunchFault(
+            CONTAINER, message, "leave one out: --image, image of x-sandbox, or the docker run"
+        )
+    if has_env_file and run.env_files:
+        message = f"{name} run has --env-file, and its entry has a file of variables as well"
+        return LaunchFault(CONTAINER, message, "write all variables into one of them, and take the other out")
+    return None
+
+
 def _container(name: str, rest: Sequence[str]) -> LaunchFault | None:
     words = list(rest)
-    reason = ""
     if name in IMAGE_RUNNERS and _makes_container(rest):
         try:
             request = container_of((name, *rest)).request
@@ -386,7 +412,10 @@ def _container(name: str, rest: Sequence[str]) -> LaunchFault | None:
             hint = f"fetch it once: runner install {request.command[0]}; it starts in a cage then"
             return LaunchFault(NOT_INSTALLED, message, hint)
         except UnusableSpec as fault:
-            reason = f"; as an image in a cage it cannot start: it {fault}"
+            message = f"{name} run starts as an image in a cage, and this one cannot: it {fault}"
+            return LaunchFault(
+                CONTAINER, message, "change that, or leave this entry as it is, without runner"
+            )
     while words and words[0].startswith("-"):
         if words.pop(0) in _CONTAINER_VALUES and words:
             words.pop(0)
@@ -396,7 +425,7 @@ def _container(name: str, rest: Sequence[str]) -> LaunchFault | None:
         why = "it makes namespaces, which no plugin may"
     else:
         why = f"it commands {name}'s daemon, whose socket would give the plugin all rights of root"
-    message = f"{name} {words[0]} starts a container already, and a cage cannot hold it: {why}{reason}"
+    message = f"{name} {words[0]} starts a container already, and a cage cannot hold it: {why}"
     hint = f"leave this entry as it is, without runner; or install the server without {name} and give the "
     return LaunchFault(CONTAINER, message, f"{hint}path of its program")
 

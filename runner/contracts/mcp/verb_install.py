@@ -12,16 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from runner.cli.shared.install_image import (
-    fetch_and_tell,
-    install_image,
-    is_image,
-    registry_of,
-    update_image,
-)
+from runner.cli.shared.install_image import fetch_and_tell, is_image, registry_of, update_image
 from runner.cli.shared.install_reference import install_reference, is_reference, update_reference
 from runner.cli.shared.install_terminal import ProgressBar, confirm, has_terminal
 from runner.cli.shared.registry import (
+    access_of,
     add_registry,
     given_options,
     say_fault,
@@ -38,6 +33,7 @@ if TYPE_CHECKING:
     from runner.install.registry import Registries
     from runner.install.request import Request
     from runner.install.store import Installed, Locked, Store
+    from runner.oci.client import RegistryAccess
 
 NAME = "install"
 EXAMPLE = "runner install ~/.cursor/mcp.json"
@@ -134,7 +130,7 @@ def _act(args: argparse.Namespace) -> int:
     if is_image(args.file):
         from runner.install.image_reference import image_request
 
-        return install_image(args, Store(main_store_root(os.environ)), image_request(args.file))
+        return _install(Store(main_store_root(os.environ)), [Wanted("", image_request(args.file))], args)
     return _install(Store(main_store_root(os.environ)), _wanted(args), args)
 
 
@@ -219,14 +215,19 @@ def _wanted_of(file: str, names: Sequence[str]) -> list[Wanted]:
     """What the servers of a configuration need: packages and images. Says which cannot be installed. Raises
     ValueError for one of `names`, and DocumentError."""
     from runner.contracts.mcp.hosts.wrapping import split_wrapped
-    from runner.contracts.mcp.wrap.config_file import open_config
+    from runner.contracts.mcp.wrap.config_file import FileRefused, open_config
     from runner.contracts.mcp.wrap.configuration import read_configuration
     from runner.contracts.mcp.wrap.steps import chosen, requests_of
     from runner.install.request import UnusableSpec
 
-    with open_config(file) as opened:
-        raw, _ = opened.read()
-        config = read_configuration(opened.path, raw, opened.given)
+    try:
+        with open_config(file) as opened:
+            raw, _ = opened.read()
+            config = read_configuration(opened.path, raw, opened.given)
+    except FileRefused as refused:
+        if os.path.lexists(file):
+            raise
+        raise FileRefused(f"{refused}; an image is written docker://IMAGE") from None
     found: list[Wanted] = []
     for server in chosen(config, names):
         inner = split_wrapped(server.argv)
@@ -285,13 +286,16 @@ def _install(store: Store, wanted: Sequence[Wanted], args: argparse.Namespace) -
         )
     if not todo:
         return EXIT["ok"]
+    access = access_of(args) if any(each.registry == "image" for each in todo) else None
     sources = _tell_sources(tuple(todo.values()))
     if not sources:
         return _FAILED
     if not args.yes and (refusal := confirm("Fetch and install?")) is not None:
         return refusal
     limits = FetchLimits(args.deadline, args.disk)
-    return _install_all(store, tuple(todo.values()), sources, scripts=args.scripts, limits=limits)
+    return _install_all(
+        store, tuple(todo.values()), sources, scripts=args.scripts, limits=limits, access=access
+    )
 
 
 def _has(store: Store, request: Request, *, scripts: bool) -> bool:
@@ -333,6 +337,7 @@ def _install_all(
     *,
     scripts: bool = False,
     limits: FetchLimits | None = None,
+    access: RegistryAccess | None = None,
 ) -> int:
     """Install each. One that fails does not keep the others from being installed."""
     from runner.install.content import BadContent
@@ -341,7 +346,8 @@ def _install_all(
     status = EXIT["ok"] if all(each.request in sources for each in wanted) else _FAILED
     for each in wanted:
         if each.request in sources and each.request.registry == "image":
-            status = max(status, _told(partial(_install_image, store, each, (limits or USUAL_LIMITS).disk)))
+            disk = (limits or USUAL_LIMITS).disk
+            status = max(status, _told(partial(_install_image, store, each, access, disk)))
     wanted = [each for each in wanted if sources.get(each.request) is not None]
     if not wanted:
         return status
@@ -383,10 +389,10 @@ def _install_all(
     return status
 
 
-def _install_image(store: Store, wanted: Wanted, disk: str) -> int:
+def _install_image(store: Store, wanted: Wanted, access: RegistryAccess | None, disk: str) -> int:
     """Raises PackageFault."""
     if store.find(wanted.request) is None:
-        fetch_and_tell(store, wanted.request, None, disk)
+        fetch_and_tell(store, wanted.request, access, disk)
     return EXIT["ok"]
 
 
@@ -462,13 +468,30 @@ def _verify(store: Store) -> int:
 
 def _named(stores: Sequence[Store], name: str) -> dict[Store, list[Installed]]:
     """What is installed under a name; all without one. Raises ValueError."""
-    found = {
-        store: [each for each in store.all() if not name or name in (each.request.name, str(each.request))]
-        for store in stores
-    }
-    if name and not any(found.values()):
-        raise ValueError(f"{name} is not installed; runner install --list shows what is")
-    return {store: each for store, each in found.items() if each}
+    installed = {store: store.all() for store in stores}
+    if not name:
+        return {store: each for store, each in installed.items() if each}
+    for names in ({name}, _as_image(name)):  # a package may have the short name of an image
+        found = {
+            store: [each for each in all_of if names & {each.request.name, str(each.request)}]
+            for store, all_of in installed.items()
+        }
+        if any(found.values()):
+            return {store: each for store, each in found.items() if each}
+    raise ValueError(f"{name} is not installed; runner install --list shows what is")
+
+
+def _as_image(name: str) -> set[str]:
+    """The names in full of an image that is written as docker takes it. Without a tag: with every one."""
+    from runner.install.image_reference import image_request
+    from runner.install.request import LATEST, UnusableSpec
+
+    try:
+        request = image_request(name)
+    except UnusableSpec:
+        return set()
+    has_tag = str(request) != f"{request.name}:{LATEST}" or name.endswith(f":{LATEST}")
+    return {str(request)} if has_tag else {request.name}
 
 
 def _remove(named: Mapping[Store, Sequence[Installed]]) -> int:

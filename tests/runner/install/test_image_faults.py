@@ -6,13 +6,17 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from runner.contracts.mcp.verb_install import _named
 from runner.install.image_reference import image_request
+from runner.install.request import npm_request
 from runner.install.roots import main_store_root
-from runner.install.store import Store
+from runner.install.store import Installed, Store
 from runner.oci.artifact import digest_of
 from runner.oci.client import RegistryAccess, wait_for
 from runner.oci.fetch_image import fetch_image
@@ -20,13 +24,15 @@ from runner.package.fault import PackageFault
 from tests.conftest import ROOT
 from tests.runner.install.test_images import Bench, bench, busybox_image
 from tests.runner.oci.images import Member, build, busybox_members, layer, link
-from tests.runner.oci.servers import Handler, fake_registry
+from tests.runner.oci.servers import FakeRegistry, Handler, fake_registry
 from tests.runner.oci.test_fetch_image import left_in
 from tests.tables import check_rows
 
 __all__ = ["bench"]
 pytestmark = [pytest.mark.launches, pytest.mark.usefixtures("nothing_left")]
 
+
+_DIGEST = "sha256:" + "0" * 64
 
 # --- while a cage of it runs --------------------------------------------------------------------------------
 
@@ -71,6 +77,33 @@ def test_a_running_image_is_removed_and_updated(bench: Bench) -> None:
     assert bench.caller("install", "--remove", other).returncode == 0
     own = bench.folder / "store" if bench.caller.uid == 0 else main_store_root(bench.caller.environ)
     assert left_in(Store(str(own))) == []
+
+
+_OWN_MOUNT = """
+import os, subprocess, sys
+from runner.install.store import Store
+root, shown = sys.argv[1:]
+subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "none", root], check=True)
+store, name = Store(root), "0" * 40
+os.makedirs(store.tree(name))
+subprocess.run(["mount", "--bind", store.tree(name), shown], check=True)
+for shown_still in (True, False):
+    with store.changing(print):
+        store.remove_unused()
+    assert store.has(name) is shown_still
+    shown_still and subprocess.run(["umount", shown], check=True)
+"""
+
+
+@pytest.mark.needs("root")
+def test_a_store_that_is_a_mount_of_its_own(plugin_dir: Path) -> None:
+    """Mounts are told by their paths in a filesystem: what a cage has of the store is known there, too."""
+    for name in ("store", "shown"):
+        (plugin_dir / name).mkdir(mode=0o755)
+    alone = ("/usr/bin/unshare", "--mount", "--propagation", "private", sys.executable, "-c", _OWN_MOUNT)
+    argv = [*alone, str(plugin_dir / "store"), str(plugin_dir / "shown")]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.needs("busybox")
@@ -218,10 +251,10 @@ def test_an_installation_that_is_killed(plugin_dir: Path) -> None:
         assert store.changed(found.installed.set_name) == []
 
 
-def test_a_registry_that_stalls(plugin_dir: Path) -> None:
-    (plugin_dir / "store").mkdir(mode=0o755)
-    store, over = Store(str(plugin_dir / "store")), threading.Event()
-    image = build(_LAYER)
+@contextmanager
+def stalling(server: FakeRegistry) -> Iterator[str]:
+    """A registry that stops in the midst of a layer. Yields the reference of its image."""
+    over = threading.Event()
 
     def stall(handler: Handler) -> None:
         handler.send_response(200)
@@ -231,14 +264,65 @@ def test_a_registry_that_stalls(plugin_dir: Path) -> None:
         handler.wfile.flush()
         over.wait(60)
 
-    with fake_registry() as server:
-        server.publish_image(image)
-        server.faults = {digest_of(_LAYER): stall}
-        request, access = image_request(f"{server.address}/acme/x:1"), RegistryAccess(deadline=2)
-        try:
-            with pytest.raises(PackageFault) as told:
-                wait_for(lambda: fetch_image(request, store, access=access))
-        finally:
-            over.set()
+    server.publish_image(build(_LAYER))
+    server.faults = {digest_of(_LAYER): stall}
+    try:
+        yield f"{server.address}/acme/x:1"
+    finally:
+        over.set()
+
+
+def test_a_registry_that_stalls(plugin_dir: Path) -> None:
+    (plugin_dir / "store").mkdir(mode=0o755)
+    store = Store(str(plugin_dir / "store"))
+    with fake_registry() as server, stalling(server) as reference:
+        request, access = image_request(reference), RegistryAccess(deadline=2)
+        with pytest.raises(PackageFault) as told:
+            wait_for(lambda: fetch_image(request, store, access=access))
     assert told.value.rule == "registry_slow" and "--deadline" in told.value.hint
     assert left_in(store) == []
+
+
+def test_an_installed_image_is_found_as_docker_writes_it(plugin_dir: Path) -> None:
+    store = Store(str(plugin_dir / "store"))
+    installed = [image_request("mcp/x:1"), image_request("mcp/x"), image_request("ghcr.io/acme/y@" + _DIGEST)]
+    installed += [image_request("demo"), npm_request(("demo",), "")]
+    with store.changing(print):
+        for each in installed:
+            store.record(Installed(each, "0" * 40, (), ()))
+
+    def finds(name: str, wanted: list[int]) -> None:
+        found = [each.request for all_of in _named([store], name).values() for each in all_of]
+        assert sorted(installed.index(each) for each in found) == wanted
+
+    rows = {
+        "docker.io/mcp/x:1": [0],
+        "docker.io/mcp/x": [0, 1],
+        "docker://mcp/x": [0, 1],
+        "mcp/x": [0, 1],
+        "mcp/x:1": [0],
+        "docker://mcp/x:latest": [1],
+        "ghcr.io/acme/y": [2],
+        f"docker://ghcr.io/acme/y@{_DIGEST}": [2],
+        "demo": [4],  # a package has this name in full
+        "docker://demo": [3],
+        "": [0, 1, 2, 3, 4],
+    }
+    check_rows(rows, finds)
+    for missing in ("mcp/x:2", "No Image", "docker://mcp"):
+        with pytest.raises(ValueError, match=f"{missing} is not installed"):
+            _named([store], missing)
+
+
+def test_a_registry_that_stalls_for_a_configuration(bench: Bench) -> None:
+    """The option counts for images of a file as for one that is named."""
+    config = bench.folder / "mcp.json"
+    with stalling(bench.server) as reference:
+        config.write_text(
+            json.dumps({"mcpServers": {"x": {"command": "docker", "args": ["run", reference]}}})
+        )
+        bench.caller.give(config)
+        done = bench.caller("install", "--yes", "--deadline", "2s", config)
+    unwritten = bench.caller("install", "--yes", "acme/x:1")
+    assert unwritten.returncode == 20 and "an image is written docker://IMAGE" in unwritten.stderr
+    assert done.returncode == 1 and "the limit is 2 s" in done.stderr, done

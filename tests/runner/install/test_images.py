@@ -222,6 +222,29 @@ def test_docker_run_of_an_entry(bench: Bench) -> None:
     assert lines[7:] == ["127.0.0.1 localhost", "::1 localhost"]
     explained = bench.caller("explain", manifest).stdout
     assert "is its root, read-only but for /tmp, /usr/share (it is asked for read-only)" in explained
+    # The same folder in another place may be other code, and so may another user's.
+    written = manifest.read_text()
+    for old, new in ((":/data/below:", ":/bin/below:"), ('"app"', '"root"'), ('"/usr/share"', '"/usr"')):
+        assert written.count(old) == 1
+        manifest.write_text(written.replace(old, new))
+        other = bench.caller("exec", manifest)
+        assert other.returncode == 126 and "read_ceiling" in other.stderr, other
+
+
+@pytest.mark.both_callers
+def test_a_volume_that_is_written(bench: Bench) -> None:
+    """What it writes belongs to the owner of the folder, as ever."""
+    made = bench.folder / "made"
+    made.mkdir()
+    owner = bench.caller.uid or USER_UID
+    os.chown(made, owner, owner)
+    reference = bench.install(busybox_image())
+    line = ("docker", "run", "-v", f"{made}:/data", reference, "sh", "-c", "echo inside >/data/new")
+    bench.run("--", *line)
+    assert (made / "new").read_text() == "inside\n" and (made / "new").stat().st_uid == owner
+    explained = bench.caller("explain", "--", *line).stdout
+    shown = next(text for text in explained.splitlines() if text.split()[:2] == ["write", "/data"])
+    assert f"on the host {made}" in shown and ("uid" in shown) is (bench.caller.uid == 0)
 
 
 def test_wrap_makes_a_cage_of_docker_run(bench: Bench) -> None:
@@ -315,6 +338,8 @@ def test_what_cannot_start(bench: Bench) -> None:
         ("--image", bare, "--", "/bin/sh"): "has no program /bin/sh",
         ("--image", shell): "the image has no user 'nobody-knows' in its /etc/passwd",
         ("--image", missing): f"fetch it once: runner install docker://{missing}",
+        ("--image", bare, "--user", "0:x", "--", "x"): "give another one as a number: --user USER:GID",
+        ("--", "docker", "run", "-it", shell): "this one cannot: it has an option that no cage has ('-t')",
         (
             "--image",
             shell,
@@ -362,7 +387,7 @@ def test_what_docker_run_and_an_image_say_of_themselves(bench: Bench) -> None:
         ("--entrypoint=", "--"): "has no entry point and no command of its own",
         # A home with a NUL would begin another option of bwrap's.
         (*shell, "echo $HOME; ls /"): "/\nbin\n",
-        ("-u", "odd", *shell, "id"): "names the user or group '-1'",
+        ("-u", "odd", *shell, "id"): "'-1' cannot be the user or group of an image",
         ("-u", "12:34", *shell, "id"): "uid=12 gid=34",
         ("-w", "/tmp/a/b", *shell, "pwd; touch x && ls"): "/tmp/a/b\nx\n",
         ("-w", "/new/a", *shell, "pwd; touch x && ls"): "/new/a\nx\n",
@@ -374,6 +399,13 @@ def test_what_docker_run_and_an_image_say_of_themselves(bench: Bench) -> None:
         (*shell, "echo $A $LD_PRELOAD"): "image /of/the/image.so\n",
     }
     check_rows(rows, starts)
+    # The whole line in one word, as some entries have it.
+    line = {"command": f"docker run -i {reference}", "x-sandbox": {}}
+    manifest.write_text(json.dumps({"mcpServers": {"x": line}}))
+    assert bench.caller("allow", manifest, "--yes").returncode == 0
+    assert bench.caller("exec", manifest).stdout == "own entry point\n"
+    both = bench.caller("exec", "--image", reference, manifest)
+    assert both.returncode == 126 and f"of its own, and {reference} is asked for as well" in both.stderr
 
 
 def test_what_is_changed_is_bounded_and_never_in_the_store(bench: Bench) -> None:
@@ -523,6 +555,7 @@ def test_the_images_of_a_configuration_are_fetched_with_it(bench: Bench) -> None
         "same": {**server, "x-sandbox": {"image": reference}},
         "plain": server,
         "odd": {**server, "x-sandbox": {"image": "No Image"}},
+        "two": {"command": "docker", "args": ["run", "y"], "x-sandbox": {"image": reference}},
     }
     config.write_text(json.dumps({"mcpServers": entries}))
     bench.caller.give(config.parent)
@@ -535,6 +568,7 @@ def test_the_images_of_a_configuration_are_fetched_with_it(bench: Bench) -> None
     status, told = install()
     assert status == 2 and f" ({reference}) will be fetched from {bench.server.address}" in told
     assert "odd: is left out: it names the image 'No Image', which is no reference" in told
+    assert "two: is left out: it starts in an image of its own, and x-sandbox names" in told
     assert bench.caller("install", "--list").stdout == "Nothing is installed.\n"
     status, told = install("--server", "plain")
     assert status == 2 and "plain is started by no launcher that fetches packages, and names no image" in told

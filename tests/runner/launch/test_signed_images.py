@@ -4,14 +4,16 @@ key signed it."""
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 
 from runner.package.keys import make_key
-from tests.conftest import Caller
+from tests.conftest import Caller, account_of
 from tests.runner.install.test_images import Bench, bench, busybox_image
 from tests.runner.launch.test_signed import MANIFEST, Package
 from tests.runner.oci.images import BuiltImage
@@ -147,6 +149,10 @@ class Signed(NamedTuple):
 
 @pytest.fixture
 def signed(bench: Bench, write_file: Callable[..., Path]) -> Signed:
+    return make_signed(bench, write_file)
+
+
+def make_signed(bench: Bench, write_file: Callable[..., Path]) -> Signed:
     package = Package(bench.folder, write_file)
     write_file(package.root / "bin/show", '#!/bin/sh\necho "in $OWN"\n', 0o755)
     package.sign()
@@ -213,6 +219,34 @@ def test_a_signed_image_counts_as_long_as_its_key_is_trusted(signed: Signed) -> 
     (root / "bin/show").write_text("#!/bin/sh\necho other\n")
     status, told = signed.runner(*start)
     assert status == 126 and "not those that were signed" in told
+
+
+@pytest.mark.needs("user")
+def test_whose_store_an_image_is_trusted_from(
+    runner_as_user: Caller, plugin_dir: Path, write_file: Callable[..., Path]
+) -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(fake_registry())
+        caller = stack.enter_context(account_of(runner_as_user))
+        signed = make_signed(Bench(caller, server, plugin_dir), write_file)
+        start = ("run", "--image", signed.reference)
+        signed.allow(signed.name)
+        signed.sign()
+        signed.update()
+        assert signed.runner(*start)[0] == 0
+        # The trust file is root's now, and the store the person's own.
+        os.chown(signed.package.folder / "key.pub", 0, 0)
+        store = caller.home / ".local/share/runner/store"
+        tree = store / "sets" / json.loads(signed.record().read_text())["set"] / "tree"
+        for place in (None, tree, tree.parent, store / "sets"):
+            # A folder that root made can be renamed by whoever has the one above it.
+            if place is not None:
+                os.chown(place, 0, 0)
+            status, told = signed.runner(*start)
+            assert status == 126 and f"is stored for uid {caller.uid}, who may not" in told, told
+            assert "let root, or the owner of" in told
+        os.chown(store, 0, 0)
+        assert signed.runner(*start)[0] == 0
 
 
 def test_a_signature_of_another_image_is_not_taken_from_the_store(signed: Signed) -> None:

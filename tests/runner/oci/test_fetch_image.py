@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from runner.install import images
+from runner.install.files import FileStore
 from runner.install.image_reference import image_request, normal_reference
 from runner.install.images import read_config
 from runner.install.request import UnusableSpec
 from runner.install.store import Store
+from runner.oci import fetch_image as image_fetch
 from runner.oci import image_tree
 from runner.oci.artifact import INDEX, digest_of
 from runner.oci.client import RegistryAccess, wait_for
 from runner.oci.fetch_image import FetchedImage, fetch_image
 from runner.oci.image import this_architecture
+from runner.oci.stored import SignatureState
 from runner.package.fault import PackageFault
+from sandbox import look
+from sandbox.spec import ImageRoot
 from tests.runner.oci.images import (
     LAYER,
     BuiltImage,
@@ -96,7 +104,7 @@ def test_references_as_docker_writes_them() -> None:
         "../x",
         "x:" + "a" * 129,
     ):
-        with pytest.raises(UnusableSpec):
+        with pytest.raises(UnusableSpec, match=r"none: write|no reference: write"):
             normal_reference(wrong)
 
 
@@ -181,6 +189,27 @@ def test_images_share_files_and_leave_none(registry: str, store: Store) -> None:
     assert left_in(store) == []
 
 
+def test_a_file_with_too_many_names_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Filesystems bound the names of a file: ext4 allows 65,000."""
+    (tmp_path / "tree").mkdir()
+    files, real = FileStore(str(tmp_path), 100), os.link
+
+    def link_twice(source: str, *names: str, **more: Any) -> None:
+        if os.stat(source).st_nlink > 2:
+            raise OSError(errno.EMLINK, "too many links")
+        real(source, *names, **more)
+
+    monkeypatch.setattr(os, "link", link_twice)
+    digest = files.add((b"a", b"b"), True)
+    at = os.open(tmp_path / "tree", os.O_RDONLY)
+    for name in "123":
+        files.link(digest, True, name, at)
+    os.close(at)
+    one, two, three = (tmp_path / "tree" / name for name in "123")
+    assert one.samefile(two) and not one.samefile(three)
+    assert three.read_bytes() == b"ab" and three.stat().st_mode & 0o777 == 0o755
+
+
 def test_a_tag_is_pinned_until_it_is_updated(registry: str, store: Store) -> None:
     name = f"{registry}/pinned/x:1"
     old, new = (build(layer([Member("version", text)])) for text in (b"old", b"new"))
@@ -199,6 +228,25 @@ def test_a_tag_is_pinned_until_it_is_updated(registry: str, store: Store) -> Non
     assert not fetched(name, store, update=True).is_new
     by_digest = fetched(f"{registry}/pinned/x@{old.digest}", store)
     assert (tree_of(store, by_digest) / "version").read_bytes() == b"old"
+
+
+def test_the_faster_of_two_installations_counts(server: FakeRegistry, store: Store) -> None:
+    """The tag moves between them. What is told of the signature is about the image that is stored."""
+    slow, fast = (build(layer([Member("version", text)])) for text in (b"slow", b"fast"))
+    reference = f"{server.address}/acme/x:1"
+    server.publish_image(slow)
+
+    def let_another_pass(handler: Handler) -> None:
+        server.publish_image(fast)
+        assert fetched(reference, store).digest == fast.digest
+        handler.answer(200, slow.blobs[1])
+
+    server.faults = {digest_of(slow.blobs[1]): let_another_pass}
+    trusted = SignatureState("trusted")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(image_fetch, "_judge", lambda signatures, request, digest, rule: trusted)
+        found = fetched(reference, store)
+    assert (found.digest, found.is_new, found.signature.status) == (fast.digest, False, "unchecked")
 
 
 def test_the_platform_of_an_index(registry: str, store: Store) -> None:
@@ -221,6 +269,7 @@ def test_the_platform_of_an_index(registry: str, store: Store) -> None:
 
 # --- what is refused ----------------------------------------------------------------------------------------
 
+_LONG = "/".join("d" * 200 for _ in range(10))
 _DEEP = "/".join("d" * 20 for _ in range(101))
 # A layer, and what is said of it.
 HOSTILE: dict[str, tuple[list[Member], str]] = {
@@ -288,11 +337,22 @@ def test_a_layer_that_never_ends(server: FakeRegistry, store: Store, monkeypatch
     lower here."""
     monkeypatch.setattr(image_tree, "MOST_ENTRIES", 5000)
     monkeypatch.setattr(image_tree, "MOST_STEPS", 100_000)
+    monkeypatch.setattr(image_tree, "MOST_TEXT", 100_000)
     files = [Member(str(number)) for number in range(4000)]
     marks = [Member(".wh..wh..opq") for _ in range(900)]
     circle = [link(f"l{number}", f"{'./' * 2000}l{number + 1}") for number in range(20)]
     rows = {
         "entries": ([*files, *files], "more than 5000 files and folders"),
+        "folders": (
+            [Member(f"{number}/{'d/' * 90}x") for number in range(60)],
+            "more than 5000 files and folders",
+        ),
+        "what links say": ([link(str(n), "a" * 4000) for n in range(30)], "100000 characters"),
+        # The name of each is short in the layer, where a link leads to its folder.
+        "paths": (
+            [folder(_LONG), link("l", _LONG), *(Member(f"l/{n}") for n in range(200))],
+            "100000 characters",
+        ),
         "marks": ([*files, *marks], "more than 100000 times"),
         "links": (
             [*circle, folder("l20"), *(Member(f"l0/{number}") for number in range(10))],
@@ -322,6 +382,21 @@ def test_a_link_leads_nowhere_outside(server: FakeRegistry, store: Store, tmp_pa
     assert (tree / "z").read_bytes() == b"1"
 
 
+def test_the_accounts_of_an_image_are_its_own(
+    server: FakeRegistry, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also by a link, which leads to another file on the host. A stored plan depends on the image's alone."""
+    own = Member("etc/group", b"app:x:12:34::/home/app:/bin/sh\n")
+    server.publish_image(build(layer([link("etc/passwd", "/etc/group"), own]), User="app"))
+    reference = f"{server.address}/acme/x:1"
+    fetched(reference, store)
+    monkeypatch.setattr(images, "store_roots", lambda environ: (store.root,))
+    with look.recording() as asked:
+        found = images.find_image(ImageRoot(reference), {})
+    assert found is not None and (found[0].uid, found[0].gid, found[0].home) == (12, 34, "/home/app")
+    assert not [path for path in asked.facts.contents if os.path.islink(path)]
+
+
 def test_what_is_no_image_is_told(server: FakeRegistry, store: Store) -> None:
     cut = layer([Member("a", b"1" * 4096)], packing="plain")[:3000]
     rows: list[tuple[BuiltImage, str]] = [
@@ -343,9 +418,9 @@ def test_what_is_no_image_is_told(server: FakeRegistry, store: Store) -> None:
 
     def is_told(number: int, said: str) -> None:
         server.publish_image(rows[number][0])
-        with pytest.raises(PackageFault, match=said):
+        with pytest.raises(PackageFault, match=said) as told:
             fetched(f"{server.address}/acme/x:1", store)
-        assert left_in(store) == []
+        assert left_in(store) == [] and told.value.hint
 
     check_rows([(number, said) for number, (_, said) in enumerate(rows)], is_told)
 

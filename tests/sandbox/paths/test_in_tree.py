@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sandbox.paths.in_tree import TreeObstacle, find_in_tree, find_obstacle, open_in_tree
+from sandbox.paths.in_tree import TreeObstacle, find_in_tree, find_obstacle
 from tests.tables import check_rows
 
 
@@ -52,11 +52,6 @@ def test_links_lead_to_files_of_the_tree(tree: str) -> None:
         assert (None if found is None else found.path) == wanted
 
     check_rows(rows, leads)
-    with open(open_in_tree(tree, "/out")) as file:
-        assert file.read() == "of the image"
-    for missing in ("/host", "/etc", "/etc/shadow"):
-        with pytest.raises(OSError, match=missing):
-            open_in_tree(tree, missing)
 
 
 def test_nothing_is_mounted_through_a_link(tree: str) -> None:

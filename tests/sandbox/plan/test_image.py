@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
+from sandbox.paths.denylist import Denylist
 from sandbox.paths.executable import ProgramFault
+from sandbox.paths.mounts import read_mounts
 from sandbox.plan import bwrap, image
-from sandbox.plan.plan import Bind, LaunchPlan, PlanRefused, ReadOnly, Symlink, Text, Tmpfs
+from sandbox.plan.plan import Bind, LaunchPlan, PlanOutdated, PlanRefused, ReadOnly, Symlink, Text, Tmpfs
+from sandbox.plan.sources import judge_written
 from sandbox.spec import ImageRoot
-from tests.sandbox.cages import compiled, grant, granted, request
+from tests.conftest import USER_UID
+from tests.sandbox.cages import compiled, grant, granted, opened, request
 from tests.tables import check_rows
 
 
@@ -122,9 +126,56 @@ def test_places_that_nothing_of_the_host_can_have(
         assert said in str(refused.value)
 
     check_rows(rows.items(), is_refused)
+    for in_memory in ("/work/new", "/work"):
+        both = root._replace(places=((folder, "/work"),), folders=(in_memory,))
+        with pytest.raises(PlanRefused, match=f"shown at {in_memory}: it is in a folder of the host"):
+            plan_of(both, folder)
+    # In a folder of the host nothing is made, and no link is followed.
+    (plugin_dir / "shown/kept").mkdir()
+    (plugin_dir / "shown/file").touch()
+    os.symlink("kept", plugin_dir / "shown/link")
+    nested = {
+        "/work/missing": "missing is missing in it",
+        "/work/link": "link is a link in it",
+        "/work/link/x": "and link is a link in it",
+        "/work/file": "file is a file in it",
+        "/work/kept/x": "kept/x is missing in it",
+    }
+    (plugin_dir / "second").mkdir()
+    second = str(plugin_dir / "second")
+
+    def is_no_place(path: str, said: str) -> None:
+        both = root._replace(places=((folder, "/work"), (second, path)))
+        with pytest.raises(PlanRefused, match=said):
+            plan_of(both, folder, second)
+
+    check_rows(nested, is_no_place)
+    inside = plan_of(root._replace(places=((folder, "/work"), (second, "/work/kept"))), folder, second)
+    assert {"/work", "/work/kept"} <= set(dests(inside, Bind))
     # What the image has for authorities is the cage's too, but where a folder of the host is shown.
     shown = plan_of(root._replace(places=((folder, "/etc/ssl"),)), folder)
     assert not [dest for dest in dests(shown, Bind) if dest.startswith("/etc/ssl/")]
+
+
+@pytest.mark.needs("root")
+@pytest.mark.launches
+def test_a_volume_that_is_written_has_an_owner(root: ImageRoot, plugin_dir: Path) -> None:
+    """It has another path in the cage. Of a stored plan its owner is looked at again."""
+    volume = plugin_dir / "volume"
+    volume.mkdir()
+    os.chown(volume, USER_UID, USER_UID)
+    asked = request("tool", image=root._replace(places=((str(volume), "/data"),)))
+    with opened(asked, grant([granted(str(volume), "write")])) as held:
+        owners = held.plan.owners
+        assert owners is not None and [(each.path, each.uid) for each in owners.paths] == [
+            ("/data", USER_UID)
+        ]
+        assert [each.dest for each in held.plan.idmapped] == ["/data"] and "/data" in held.descriptors
+        denylist = Denylist(read_mounts())
+        judge_written(held, denylist, scan_limit=100)
+        os.chown(volume, USER_UID + 1, USER_UID)
+        with pytest.raises(PlanOutdated, match=str(volume)):
+            judge_written(held, denylist, scan_limit=100)
 
 
 @pytest.mark.launches  # the layer is tried in namespaces
@@ -157,6 +208,8 @@ def test_the_program_is_one_of_the_image(root: ImageRoot) -> None:
             compiled(request(command, image=root))
     assert compiled(request("/bin/tool", image=root)).argv == ("/bin/tool",)
     assert compiled(request("../bin/tool", image=root)).argv == ("/bin/tool",)
+    with pytest.raises(ProgramFault, match="was removed while it was looked at"):
+        compiled(request("tool", image=root._replace(tree=root.tree + "-gone")))
     with pytest.raises(ProgramFault, match="another image than the one that was allowed"):
         compiled(request("tool", image=root, approved_program=("/other/tree",)))
     with pytest.raises(PlanRefused, match="has no folder /opt/missing to start in"):

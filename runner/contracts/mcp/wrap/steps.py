@@ -128,8 +128,8 @@ def requests_of(config: Configuration, server: HostServer, argv: Sequence[str]) 
     if launch is not None:
         # Those of a wrapped entry begin otherwise.
         require_no_registry(name.removeprefix(PLUGIN_PREFIX) for name in table_names(config, server))
-        if launch.request.registry == "image":  # the one that counts
-            return (launch.request,)
+        if launch.request.registry == "image" and image:
+            raise UnusableSpec(f"starts in an image of its own, and x-sandbox names {image[:80]!r}")
     asked = (image_request(image),) if image else ()
     return asked if launch is None else (launch.request, *asked)
 

@@ -85,6 +85,7 @@ REFUSED = {
     "-i --rm": "names no image",
     "-e": "no value for -e",
     "X": "no reference",
+    f"{'-i ' * 513} x": "more than 512 options",
 }
 
 

@@ -9,13 +9,21 @@ from pathlib import Path
 import pytest
 
 from runner.contracts.mcp import CONTRACT
-from runner.contracts.mcp.launchers import CONTAINER, FETCHES, NAMES, WINDOWS, launch_of, launcher_fault
+from runner.contracts.mcp.launchers import (
+    CONTAINER,
+    FETCHES,
+    NAMES,
+    WINDOWS,
+    container_fault,
+    launch_of,
+    launcher_fault,
+)
 from runner.install.image_reference import NOT_INSTALLED
 from runner.launch.command import Command
 from runner.launch.read import plugin_of
 from sandbox.spec import Network, SandboxSpec
 from tests.conftest import Caller
-from tests.tables import one_case
+from tests.tables import check_rows, one_case
 
 
 def fault(line: str) -> tuple[str, str, str] | None:
@@ -234,8 +242,30 @@ def test_a_command_that_a_person_copies_is_quoted() -> None:
 def test_a_container_cannot_be_in_a_cage(line: str) -> None:
     found = fault(line)
     assert found is not None and found[0] == CONTAINER
-    assert "starts a container already, and a cage cannot hold it" in found[1]
-    assert ("socket" in found[1]) is ("podman" not in line)
+    if " run " in line and ("docker run" in line or "podman run" in line):
+        assert "run starts as an image in a cage, and this one cannot: it has an option" in found[1]
+    else:
+        assert "starts a container already, and a cage cannot hold it" in found[1]
+        assert ("socket" in found[1]) is ("podman" not in line)
+
+
+def test_what_does_not_go_together_with_an_image() -> None:
+    def is_told(asked: tuple[str, str], said: str) -> None:
+        line, image = asked
+        for argv in (line.split(), [line]):  # also as one word
+            found = container_fault(argv, image, has_env_file=True)
+            assert said in (found.message if found is not None else "")
+            assert found is None or (found.cause == CONTAINER and found.hint)
+
+    rows = {
+        ("docker run -i x", "docker.io/y:1"): "starts in an image of its own, and docker.io/y:1 is asked for",
+        ("podman run --env-file a x", ""): "podman run has --env-file, and its entry has a file",
+        ("docker run -i x", ""): "",
+        ("docker exec x y", "docker.io/y:1"): "",
+        ("docker run -t x", "docker.io/y:1"): "",
+        ("npx x", "docker.io/y:1"): "",
+    }
+    check_rows(rows.items(), is_told)
 
 
 def test_an_image_is_fetched_once() -> None:
