@@ -50,7 +50,7 @@ _GIVEN = (ip_network(SYNTHETIC_IPV4), ip_network(SYNTHETIC_IPV6))
 _SHARED_IN_HOMES = (".config", ".local", ".local/share", ".local/state", ".local/bin", ".cache", ".var")
 # Many programs keep something of their own in these. A plugin that lists one itself may still get it.
 _SHARED_FOLDERS = (
-    *("/etc/default", "/etc/ssl", "/etc/systemd", "/usr/bin", "/usr/lib", "/usr/share"),
+    *"/etc/default /etc/ssl /etc/systemd /usr/bin /usr/lib /usr/share".split(),
     *(f"/usr/local/{name}" for name in ("bin", "etc", "lib", "share")),
     *(f"/var/{name}" for name in ("backups", "cache", "log", "mail", "opt", "spool", "tmp")),
 )
@@ -58,9 +58,9 @@ _SHARED_FOLDERS = (
 _DISPENSABLE = frozenset(
     f"/etc/{name}"
     for name in (
-        *("resolv.conf", "hosts", "host.conf", "nsswitch.conf", "gai.conf", "locale.alias", "ld.so.preload"),
-        *("localtime", "timezone", "ssl/openssl.cnf", "pip.conf"),
-    )
+        "resolv.conf hosts host.conf nsswitch.conf gai.conf locale.alias ld.so.preload localtime timezone"
+        " ssl/openssl.cnf pip.conf"
+    ).split()
 )
 _DISPENSABLE_NAMES = ("sitecustomize.py", "usercustomize.py")
 

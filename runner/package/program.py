@@ -26,11 +26,9 @@ _SHEBANG_BYTES = 256  # the kernel reads no more of a #! line
 # Programs of the system that run a file which an argument names. Others take arguments for data.
 _RUN_FILES = frozenset(
     (
-        *("python", "pypy", "node", "nodejs", "bun", "deno", "ruby", "perl", "php", "java", "lua", "tclsh"),
-        *("bash", "sh", "dash", "zsh", "ksh", "busybox", "awk", "gawk", "mawk"),
-        *("env", "timeout", "nice", "setsid", "nohup", "stdbuf", "xargs"),
-        *("ld-linux-x86-64.so", "ld-linux-aarch64.so"),
-    )
+        "python pypy node nodejs bun deno ruby perl php java lua tclsh bash sh dash zsh ksh busybox awk gawk"
+        " mawk env timeout nice setsid nohup stdbuf xargs ld-linux-x86-64.so ld-linux-aarch64.so"
+    ).split()
 )
 _MODULE_OPTIONS = ("-m",)  # from the working directory, which is the package's, or from the system
 _TEXT_OPTIONS = ("-c", "-e", "-E", "--eval", "-p", "--print")

@@ -28,8 +28,17 @@ class Waiter:
     """One call that waits for its answer."""
 
     __slots__ = (
-        *("_on_progress", "_on_woken", "answer", "events", "fault"),
-        *("given_up_grace", "grace", "late", "queued", "told", "woken"),
+        "_on_progress",
+        "_on_woken",
+        "answer",
+        "events",
+        "fault",
+        "given_up_grace",
+        "grace",
+        "late",
+        "queued",
+        "told",
+        "woken",
     )
 
     def __init__(
