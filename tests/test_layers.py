@@ -456,7 +456,11 @@ ORDINARY = (
     *("runner.ledger.*", "runner.oci.*", "runner.package.*", "runner.learn.*", "runner.aio", "runner.aio.*"),
     *("runner.library", "runner.trio_thread", "runner.cli.approving.*", "runner.cli.learning.*"),
     *("runner.cli.serving.*", "runner.cli.signing.*", "runner.cli.attacking.*", "runner.cli.staging.*"),
+    *("runner.cli.live.*", "runner.session.*", "runner.protocol.https.*", "runner.protocol.bus"),
+    *("runner.contracts.*.verb_*", "runner.contracts.ainb.host.*", "runner.contracts.ainb.screen"),
+    *("runner.contracts.ainb.calls", "runner.contracts.kaged.compaction", "runner.contracts.kaged.knobs"),
     *("sandbox.attacks.*", "sandbox.doctor.*", "sandbox.staged.*", "sandbox.broker.*"),
+    *("sandbox.document.edit.*", "sandbox.seccomp.profile", "sandbox.identity.all_states"),
 )
 
 

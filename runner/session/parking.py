@@ -17,7 +17,7 @@ import math
 import os
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -27,7 +27,6 @@ from runner.launch.stages import Invocation
 from runner.outcome import Failure
 from runner.session.pending import first_of
 from sandbox import surroundings
-from sandbox.speed.value import NamedTuple
 
 # After which a parked cell is ended that no call has taken.
 AGE_SECONDS = 60.0

@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -30,7 +30,6 @@ from runner.session.pending import at_checkpoints, first_of
 from runner.session.prepared import GIVEN_UP, PreparedCall, read_plugin
 from runner.session.session import Session
 from runner.session.state import CLOSED
-from sandbox.speed.value import NamedTuple
 
 OpenPrepared = Callable[[PreparedCall, Callable[[Session], None]], AbstractAsyncContextManager[Session]]
 Key = tuple[tuple[str, str], ...]

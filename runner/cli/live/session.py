@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import trio
 
@@ -31,7 +31,6 @@ from runner.session.record import with_signal
 from runner.session.session import Session
 from sandbox.cell.contents import Contents
 from sandbox.spec import Note
-from sandbox.speed.value import NamedTuple
 
 _T = TypeVar("_T")
 

@@ -12,7 +12,7 @@ the cage from the configuration. Files outside of such a folder would be lost wi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.contracts.kaged.declared import DeclaredKnob
 from runner.manifest import sandbox_request
@@ -20,7 +20,6 @@ from runner.manifest.table import Item, Table
 from sandbox.document.diagnostic import cut, did_you_mean, quoted
 from sandbox.document.faults import Faults
 from sandbox.spec import KeyPath, PathRequest
-from sandbox.speed.value import NamedTuple
 
 CONFIG, PROJECT = "config:/", "project:/"
 

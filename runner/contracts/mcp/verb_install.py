@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from runner.cli.shared.install_image import (
     fetch_and_tell,
@@ -30,7 +30,6 @@ from runner.cli.shared.registry import (
 from runner.cli.shared.text import print_diagnostics, say
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import DocumentError, printable
-from sandbox.speed.value import NamedTuple
 from sandbox.units import parse_limit
 
 if TYPE_CHECKING:

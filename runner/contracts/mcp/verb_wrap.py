@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from runner.cli.shared.text import print_diagnostics, say
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import DocumentError, printable
-from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

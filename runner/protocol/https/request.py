@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 import h11
 
@@ -10,7 +11,6 @@ from runner.protocol.https.failure import FetchFailed, Kind
 from sandbox.network.hosts import Host
 from sandbox.network.http_connection import HttpConnection
 from sandbox.network.rules import parse_authority
-from sandbox.speed.value import NamedTuple
 
 HTTPS_PORT = 443
 MOST_URL_CHARACTERS = 8192
