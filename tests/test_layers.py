@@ -456,6 +456,8 @@ ORDINARY = (
     *("runner.ledger.*", "runner.oci.*", "runner.package.*", "runner.learn.*", "runner.aio", "runner.aio.*"),
     *("runner.library", "runner.trio_thread", "runner.cli.approving.*", "runner.cli.learning.*"),
     *("runner.cli.serving.*", "runner.cli.signing.*", "runner.cli.attacking.*", "runner.cli.staging.*"),
+    *("runner.cli.conformance", "runner.cli.doctor", "runner.cli.plan", "runner.cli.new", "runner.cli.schema"),
+    *("runner.cli.state", "runner.cli.shared.install_*", "runner.cli.shared.registry"),
     *("runner.cli.live.*", "runner.session.*", "runner.protocol.https.*", "runner.protocol.bus"),
     *("runner.contracts.*.verb_*", "runner.contracts.ainb.host.*", "runner.contracts.ainb.screen"),
     *("runner.contracts.ainb.calls", "runner.contracts.kaged.compaction", "runner.contracts.kaged.knobs"),

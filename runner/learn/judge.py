@@ -20,6 +20,7 @@ from runner.launch.advice.advice import REFUSES_GIVEN, missing_names
 from runner.launch.advice.clues import read_clues
 from runner.launch.advice.places import WIDE_PATHS, CagePlaces
 from runner.launch.advice.scene import Scene
+from runner.launch.verdict import raise_hint
 from runner.learn.grouping import MissedPath, PathGroup, group_paths, uncovered
 from runner.learn.proposal import Proposal, ProposedItem, UnproposedItem, can_be_shown, shown
 from sandbox.network.credentials import looks_secret
@@ -434,8 +435,6 @@ def _bounded(lines: list[str], what: str) -> list[str]:
 
 
 def _limit_notes(report: Mapping[str, Any]) -> Iterator[str]:
-    from runner.launch.verdict import raise_hint
-
     decided_by = (report.get("grant") or {}).get("decided_by", {})
     for name in report.get("limits_hit", ()):
         yield f"it reached its {name} limit: {raise_hint(name, decided_by.items())}"

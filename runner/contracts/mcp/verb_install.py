@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from runner.cli.shared.install_image import (
     fetch_and_tell,
@@ -28,15 +28,29 @@ from runner.cli.shared.registry import (
     status_of,
 )
 from runner.cli.shared.text import print_diagnostics, say
+from runner.contracts.mcp.hosts.wrapping import split_wrapped
+from runner.contracts.mcp.launchers import launch_of
+from runner.contracts.mcp.wrap.config_file import FileRefused, open_config
+from runner.contracts.mcp.wrap.configuration import read_configuration
+from runner.contracts.mcp.wrap.steps import chosen, requests_of
+from runner.install.content import BadContent
+from runner.install.fetch import (
+    USUAL_LIMITS,
+    FetchLimits,
+    InstallFailed,
+    fetch_place,
+    fetching,
+    registries_of,
+)
+from runner.install.image_reference import image_request
+from runner.install.registry import Registries, RegistryFault
+from runner.install.request import REFERENCES, Request, UnusableSpec
+from runner.install.roots import main_store_root, store_roots
+from runner.install.store import Installed, Locked, Store, StoreRefused
 from runner.outcome import EXIT, USAGE_ERROR
+from runner.package.fault import PackageFault
 from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.units import parse_limit
-
-if TYPE_CHECKING:
-    from runner.install.fetch import FetchLimits
-    from runner.install.registry import Registries
-    from runner.install.request import Request
-    from runner.install.store import Installed, Locked, Store
 
 NAME = "install"
 EXAMPLE = "runner install ~/.cursor/mcp.json"
@@ -116,9 +130,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _act(args: argparse.Namespace) -> int:
-    from runner.install.roots import main_store_root, store_roots
-    from runner.install.store import Store
-
     stores = [Store(root) for root in store_roots(os.environ)]
     if args.list:
         return _list(stores, as_json=args.json)
@@ -131,22 +142,12 @@ def _act(args: argparse.Namespace) -> int:
     if is_reference(args.file):
         return install_reference(args, Store(main_store_root(os.environ)), args.file)
     if is_image(args.file):
-        from runner.install.image_reference import image_request
-
         return install_image(args, Store(main_store_root(os.environ)), image_request(args.file))
     return _install(Store(main_store_root(os.environ)), _wanted(args), args)
 
 
 def _told(act: Callable[[], int]) -> int:
     """Do something, and say what is wrong if it fails."""
-    from runner.contracts.mcp.wrap.config_file import FileRefused
-    from runner.install.content import BadContent
-    from runner.install.fetch import InstallFailed
-    from runner.install.registry import RegistryFault
-    from runner.install.request import UnusableSpec
-    from runner.install.store import StoreRefused
-    from runner.package.fault import PackageFault
-
     try:
         return act()
     except PackageFault as fault:
@@ -201,8 +202,6 @@ def _usage_fault(args: argparse.Namespace) -> str:
 
 def _wanted(args: argparse.Namespace) -> list[Wanted]:
     """What is to be installed. Raises ValueError and DocumentError."""
-    from runner.contracts.mcp.launchers import launch_of
-
     if args.arguments:
         launch = launch_of(args.arguments)
         if launch is None:
@@ -217,12 +216,6 @@ def _wanted(args: argparse.Namespace) -> list[Wanted]:
 def _wanted_of(file: str, names: Sequence[str]) -> list[Wanted]:
     """What the servers of a configuration need: packages and images. Says which cannot be installed. Raises
     ValueError for one of `names`, and DocumentError."""
-    from runner.contracts.mcp.hosts.wrapping import split_wrapped
-    from runner.contracts.mcp.wrap.config_file import open_config
-    from runner.contracts.mcp.wrap.configuration import read_configuration
-    from runner.contracts.mcp.wrap.steps import chosen, requests_of
-    from runner.install.request import UnusableSpec
-
     with open_config(file) as opened:
         raw, _ = opened.read()
         config = read_configuration(opened.path, raw, opened.given)
@@ -247,9 +240,6 @@ def _wanted_of(file: str, names: Sequence[str]) -> list[Wanted]:
 def offer(wanted: Sequence[Wanted], *, yes: bool, required: bool) -> int | None:
     """For `runner wrap`: say what would be fetched, ask, and fetch it. Returns the exit status, or None if a
     question that has to be answered was not answered with yes. `required`: the person said --install."""
-    from runner.install.roots import main_store_root
-    from runner.install.store import Store
-
     refused = False
 
     def act() -> int:
@@ -270,8 +260,6 @@ def offer(wanted: Sequence[Wanted], *, yes: bool, required: bool) -> int | None:
 
 
 def _install(store: Store, wanted: Sequence[Wanted], args: argparse.Namespace) -> int:
-    from runner.install.fetch import FetchLimits
-
     todo = {each.request: each for each in wanted if not _has(store, each.request, scripts=args.scripts)}
     for each in wanted:
         if each.request not in todo:
@@ -305,9 +293,6 @@ def _has(store: Store, request: Request, *, scripts: bool) -> bool:
 def _tell_sources(wanted: Sequence[Wanted]) -> Mapping[Request, Registries | None]:
     """Where the packages come from, told to the person; of an image it says so itself. One whose registries
     are not known is left out, and does not keep the others from being installed."""
-    from runner.install.fetch import InstallFailed
-    from runner.install.registry import RegistryFault
-
     sources: dict[Request, Registries | None] = {}
     for each in wanted:
         if each.request.registry == "image":
@@ -334,9 +319,6 @@ def _install_all(
     limits: FetchLimits | None = None,
 ) -> int:
     """Install each. One that fails does not keep the others from being installed."""
-    from runner.install.content import BadContent
-    from runner.install.fetch import USUAL_LIMITS, InstallFailed, fetch_place, fetching
-
     status = EXIT["ok"] if all(each.request in sources for each in wanted) else _FAILED
     for each in wanted:
         if each.request in sources and each.request.registry == "image":
@@ -398,8 +380,6 @@ def _sources(
     requests: Sequence[Request], before: Mapping[Request, Registries | None] | None = None
 ) -> dict[Request, Registries]:
     """`before`: what is known already. Raises InstallFailed and RegistryFault."""
-    from runner.install.fetch import registries_of
-
     known = {
         (request.registry, request.python): found
         for request, found in (before or {}).items()
@@ -481,10 +461,6 @@ def _remove(named: Mapping[Store, Sequence[Installed]]) -> int:
 
 def _update(named: Mapping[Store, Sequence[Installed]], args: argparse.Namespace) -> int:
     """Fetch again, show which versions change, and ask before the new ones count."""
-    from runner.install.content import BadContent
-    from runner.install.fetch import FetchLimits, InstallFailed, fetch_place, fetching
-    from runner.install.request import REFERENCES
-
     status = EXIT["ok"]
     limits = FetchLimits(args.deadline, args.disk)
     for store, installed in named.items():
@@ -542,8 +518,6 @@ def _update(named: Mapping[Store, Sequence[Installed]], args: argparse.Namespace
 def _differences(store: Store, old: Installed, new: Sequence[Locked]) -> list[str]:
     """A line for each package that changes. A version that is another archive now is told too: at npm's own
     registry no publisher can do that, so somebody else may have."""
-    from runner.install.store import Locked
-
     known = store.lock_of(old.set_name)
     before = {} if known is None else {each.name: each for each in known.packages}
     after = {each.name: each for each in new}
