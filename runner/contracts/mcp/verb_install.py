@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
     if fault := _usage_fault(args):
         say(f"runner install: {fault}")
         return USAGE_ERROR
-    return _told(lambda: _act(args))
+    return _say_faults(lambda: _act(args))
 
 
 def _act(args: argparse.Namespace) -> int:
@@ -146,7 +146,7 @@ def _act(args: argparse.Namespace) -> int:
     return _install(Store(main_store_root(os.environ)), _wanted(args), args)
 
 
-def _told(act: Callable[[], int]) -> int:
+def _say_faults(act: Callable[[], int]) -> int:
     """Do something, and say what is wrong if it fails."""
     try:
         return act()
@@ -255,7 +255,7 @@ def offer(wanted: Sequence[Wanted], *, yes: bool, required: bool) -> int | None:
             return EXIT["ok"]
         return _install_all(Store(main_store_root(os.environ)), wanted, sources)
 
-    status = _told(act)
+    status = _say_faults(act)
     return None if refused else status
 
 
@@ -322,7 +322,9 @@ def _install_all(
     status = EXIT["ok"] if all(each.request in sources for each in wanted) else _FAILED
     for each in wanted:
         if each.request in sources and each.request.registry == "image":
-            status = max(status, _told(partial(_install_image, store, each, (limits or USUAL_LIMITS).disk)))
+            status = max(
+                status, _say_faults(partial(_install_image, store, each, (limits or USUAL_LIMITS).disk))
+            )
     wanted = [each for each in wanted if sources.get(each.request) is not None]
     if not wanted:
         return status
@@ -468,7 +470,7 @@ def _update(named: Mapping[Store, Sequence[Installed]], args: argparse.Namespace
         for each in chosen:
             update = {"oci": update_reference, "image": update_image}.get(each.request.registry)
             if update is not None:
-                status = max(status, _told(partial(update, args, store, each.request)))
+                status = max(status, _say_faults(partial(update, args, store, each.request)))
         old = [each for each in chosen if each.request.registry not in REFERENCES]
         if not old:
             continue
