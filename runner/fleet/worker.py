@@ -391,7 +391,7 @@ class FleetWorker:
     async def _read_flags(self) -> None:
         """Flags only take away. If they cannot be read, those that are known count."""
         try:
-            found = await read_bucket(self._js, names.FLAGS, direct=False)
+            found = await read_bucket(self._js, names.FLAGS)
         except (nats.errors.Error, TimeoutError):
             return
         flags = {key: raw[:500].decode("utf-8", "replace") for key, raw in found.items()}

@@ -72,7 +72,7 @@ class CodePlaces(NamedTuple):
         return PackageFault(RULE, f"{what} {printable(self.absolute(path))}, {neither}", _HINT)
 
 
-def require_own_program(plan: LaunchPlan, places: CodePlaces, *, links: bool = True) -> None:
+def require_own_program(plan: LaunchPlan, places: CodePlaces, *, links: bool) -> None:
     """Raises PackageFault. `links`: also look at the names under which the cage shows what it starts."""
     for path in (plan.argv[0], *plan.program_files, *_trees(plan), *(_links(plan) if links else ())):
         if not places.has(path):

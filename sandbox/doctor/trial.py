@@ -351,7 +351,7 @@ def run_bwrap(
     command: Sequence[str],
     *,
     uid: int | None,
-    descriptors: Sequence[int] = (),
+    descriptors: Sequence[int],
 ) -> Run:
     """Run bwrap as a launch does: with the spawner, options in --args, and its status document."""
     arguments, status = os.memfd_create("arguments"), os.memfd_create("status")

@@ -195,7 +195,7 @@ _FIXED_FOLDERS = (
 )  # folders of the cage's own, under names that the host has too
 
 
-def visibility_check(operations: Iterable[Operation], roots: Iterable[str] = ()) -> Callable[[str], bool]:
+def visibility_check(operations: Iterable[Operation], roots: Iterable[str]) -> Callable[[str], bool]:
     """Return a function that tells whether an absolute path leads to the same file in the cage as on the
     host.
 

@@ -504,9 +504,7 @@ def _confirm(path: str) -> int | None:
     return _NOT_WRITTEN
 
 
-def _tell_next(
-    given: str, config: Configuration, steps: tuple[Step, ...], allowed: Sequence[str] = ()
-) -> None:
+def _tell_next(given: str, config: Configuration, steps: tuple[Step, ...], allowed: Sequence[str]) -> None:
     """`allowed`: labels of servers that have a yes already."""
     file = given if not given.startswith("-") else config.path
     wrapped = [step.server for step in steps if step.does in ("wrap", "rewrap")]
