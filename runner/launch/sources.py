@@ -54,10 +54,6 @@ class Sources:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    @property
-    def held(self) -> HeldSources | None:
-        return self._held
-
     def held_for(self, planned: Planned, environ: Mapping[str, str]) -> HeldSources:
         """What the launch of this plan is carried out with."""
         assert self._held is not None, planned.plugin.id
