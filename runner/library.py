@@ -351,7 +351,7 @@ class _SessionSettings(NamedTuple):
                 on_given_up=on_given_up,
             )
         except (PluginError, PluginFailure) as error:
-            report = bare_report(self.invocation, error.outcome)
+            report = bare_report(error.outcome)
             error.report = report if error.invocation is None else {**report, "invocation": error.invocation}
             raise
 

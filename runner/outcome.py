@@ -123,13 +123,16 @@ class Outcome(NamedTuple):
 
 # A plugin that ran and failed by itself.
 _FAILED: Final[tuple[Code, ...]] = (
-    *("crashed", "timeout", "handshake_failed", "protocol_version_mismatch", "malformed_response"),
-    *("capability_not_declared", "capability_not_allowed"),
+    "crashed",
+    "timeout",
+    "handshake_failed",
+    "protocol_version_mismatch",
+    "malformed_response",
+    "capability_not_declared",
+    "capability_not_allowed",
 )
 # The message says which limit it was, and how to raise it.
-_BY_LIMIT: Final = (
-    *("oom", "cpu_time", "file_size", "pids", "disk", "output", "seccomp", "machine_share", "kernel_memory"),
-)
+_BY_LIMIT: Final = "oom cpu_time file_size pids disk output seccomp machine_share kernel_memory".split()
 
 
 GOOD: Final = Outcome("ok", "run", "the plugin ended with status 0")

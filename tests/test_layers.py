@@ -451,13 +451,18 @@ def _way(start: str, end: str, needs: Mapping[str, set[str]]) -> tuple[str, ...]
 
 
 # No launch imports these, so they take the standard library's own.
-ORDINARY = (
-    *("runner.fleet.*", "runner.gateway.*", "runner.serve.*", "runner.conformance.*", "runner.lifecycle.*"),
-    *("runner.ledger.*", "runner.oci.*", "runner.package.*", "runner.learn.*", "runner.aio", "runner.aio.*"),
-    *("runner.library", "runner.trio_thread", "runner.cli.approving.*", "runner.cli.learning.*"),
-    *("runner.cli.serving.*", "runner.cli.signing.*", "runner.cli.attacking.*", "runner.cli.staging.*"),
-    *("sandbox.attacks.*", "sandbox.doctor.*", "sandbox.staged.*", "sandbox.broker.*"),
-)
+ORDINARY = """
+    runner.fleet.* runner.gateway.* runner.serve.* runner.conformance.* runner.lifecycle.* runner.ledger.*
+    runner.oci.* runner.package.* runner.learn.* runner.aio runner.aio.* runner.library runner.trio_thread
+    runner.cli.approving.* runner.cli.learning.* runner.cli.serving.* runner.cli.signing.*
+    runner.cli.attacking.* runner.cli.staging.* runner.cli.conformance runner.cli.doctor runner.cli.plan
+    runner.cli.new runner.cli.schema runner.cli.state runner.cli.shared.install_* runner.cli.shared.registry
+    runner.cli.live.* runner.session.* runner.protocol.https.* runner.protocol.bus runner.contracts.*.verb_*
+    runner.contracts.ainb.host.* runner.contracts.ainb.screen runner.contracts.ainb.calls
+    runner.contracts.kaged.compaction runner.contracts.kaged.knobs sandbox.attacks.* sandbox.doctor.*
+    sandbox.staged.* sandbox.broker.* sandbox.document.edit.* sandbox.seccomp.profile
+    sandbox.identity.all_states
+""".split()
 
 
 def test_only_what_is_started_in_a_hurry_takes_look_alikes() -> None:

@@ -243,7 +243,7 @@ def _run_prepared(
         from runner.cli.live.session import tell_refused
 
         output = Output("call", as_json=args.json, events=args.events)
-        return tell_refused(invocation, error, output, sink)
+        return tell_refused(error, output, sink)
     sent = request_launch(prepared.invocation, contents)
     import_session()
     from runner.cli.live.call_once import call_once

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
 
 from runner.cli.call import add_sent_secrets, configured, read_secrets
 from runner.cli.shared.json_option import read_json_option
@@ -20,16 +19,15 @@ from runner.cli.shared.options import (
 )
 from runner.cli.shared.text import say
 from runner.conformance.report import ConformanceReport, Verdict, as_json, as_junit, as_text
+from runner.conformance.rules import RuleBook
+from runner.contracts.contract import Contract
 from runner.contracts.registry import contract_names, find_contract, plugin_rules
+from runner.exceptions import PluginError, PluginFailure
 from runner.outcome import EXIT, USAGE_ERROR
+from runner.protocol.dialect import Call
+from runner.protocol.secrets import Secrets
 from sandbox.document.diagnostic import did_you_mean, printable, quoted
 from sandbox.units import parse_limit
-
-if TYPE_CHECKING:
-    from runner.conformance.rules import RuleBook
-    from runner.contracts.contract import Contract
-    from runner.protocol.dialect import Call
-    from runner.protocol.secrets import Secrets
 
 NAME = "conformance"
 EXAMPLE = """runner conformance CONTRACT ./my-plugin --call greet --input '{"name": "you"}'"""
@@ -95,7 +93,6 @@ def run(args: argparse.Namespace) -> int:
         return USAGE_ERROR
     from runner.cli.live.conformance import try_on_trio
     from runner.conformance.engine import prepare_subject
-    from runner.exceptions import PluginError, PluginFailure
 
     try:
         subject = prepare_subject(invocation, contract, call, config, secrets)
@@ -152,8 +149,6 @@ def _seconds(word: str) -> float:
 
 def _call(args: argparse.Namespace, contract: Contract) -> Call | None:
     """Raises ValueError."""
-    from runner.protocol.dialect import Call
-
     given = read_json_option("--input", args.input)
     kind = args.kind or next(iter(contract.calls))
     if args.call is None:

@@ -12,8 +12,10 @@ from collections.abc import Sequence
 from typing import TextIO
 
 from runner.build import build_version
-from runner.cli.shared.text import say, terminal_width, wrap
-from runner.outcome import EXIT, USAGE_ERROR
+from runner.cli import verb_parser
+from runner.cli.attacking.attack import CannotAttack, attack_other, attack_own, print_document
+from runner.cli.shared.text import failure, say, terminal_width, wrap
+from runner.outcome import EXIT, USAGE_ERROR, Failure
 from sandbox.doctor.finding import Finding, Status
 from sandbox.doctor.probes import examine, unmet
 from sandbox.document.diagnostic import DocumentError, printable
@@ -63,7 +65,6 @@ def read_usual(words: list[str]) -> argparse.Namespace | None:
     """Split at --against: all that follows is a command, even if it looks like an option of ours."""
     if "--against" not in words:
         return None
-    from runner.cli import verb_parser
 
     at = words.index("--against")
     args = verb_parser(NAME).parse_args(words[:at])
@@ -123,10 +124,6 @@ def _fault(args: argparse.Namespace) -> str:
 
 
 def _attack(args: argparse.Namespace, policy: Policy) -> int:
-    from runner.cli.attacking.attack import CannotAttack, attack_other, attack_own, print_document
-    from runner.cli.shared.text import failure
-    from runner.outcome import Failure
-
     try:
         found = attack_own(policy) if args.against is None else attack_other(args.against)
     except Failure as failed:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from runner.cli import exec as exec_verb
 from runner.cli.shared import text as printing
@@ -23,18 +24,22 @@ from runner.launch.stored.store import SHORTEST_SECRET, may_be_secret, store_pla
 from runner.outcome import EXEC_REFUSED, EXIT, USAGE_ERROR, Failure, Outcome
 from sandbox import cache, look
 from sandbox.document.diagnostic import printable
+from sandbox.facts import Facts
 from sandbox.limits.rlimits import rlimits
+from sandbox.plan import bare
+from sandbox.plan.bare import (
+    BareCommand,
+    CommandFile,
+    Ulimit,
+    VariableValue,
+    bare_command,
+    split_hidden,
+    vector,
+)
 from sandbox.plan.plan import Bind, Symlink, Tmpfs
 from sandbox.seccomp import filter as seccomp_filter
 from sandbox.speed.plain import deciding_words, read_plain
-from sandbox.speed.value import NamedTuple
 from sandbox.units import format_limit
-
-if TYPE_CHECKING:
-    import argparse
-
-    from sandbox.facts import Facts
-    from sandbox.plan.bare import BareCommand, CommandFile, Ulimit
 
 NAME = "plan"
 EXAMPLE = "runner plan --emit sh --policy strict ./my-plugin > start.sh"
@@ -232,8 +237,6 @@ def _text(view: _PlanView, with_facts: bool) -> Iterator[str]:
 
 
 def _shown(word: str, hidden: Mapping[str, str]) -> str:
-    from sandbox.plan.bare import VariableValue, split_hidden
-
     return "".join(
         f"${part.variable}" if isinstance(part, VariableValue) else part
         for part in split_hidden(word, hidden)
@@ -253,8 +256,6 @@ def _facts(view: _PlanView) -> dict[str, list[str]]:
 
 
 def _command(view: _PlanView, first: int) -> BareCommand:
-    from sandbox.plan.bare import bare_command
-
     plan = view.planned.plan
     profile = seccomp_filter.filter_path(plan.seccomp, seccomp_filter.machine_arch())
     env = tuple((each.name, each.value) for each in view.env)
@@ -274,8 +275,6 @@ def _no_bare_command(view: _PlanView, emit: str) -> str:
             " runner does that; use runner exec"
         )
     if emit == "argv":
-        from sandbox.plan.bare import vector
-
         words = vector(_command(view, 10))
         for name, value in view.hidden.items():
             if any(value in word for word in words):
@@ -284,8 +283,6 @@ def _no_bare_command(view: _PlanView, emit: str) -> str:
 
 
 def _emit(view: _PlanView, emit: str) -> None:
-    from sandbox.plan import bare
-
     if emit == "sh":
         command = _command(view, bare.FIRST_NUMBER)
         written = bare.script(command, list(_head(view)), _bounds(view.planned), view.hidden)
@@ -348,8 +345,6 @@ _FILE_BLOCK = 512  # the unit of ulimit -f
 
 
 def _bounds(planned: Planned) -> Iterator[Ulimit]:
-    from sandbox.plan.bare import Ulimit
-
     for kind, soft, hard in rlimits(planned.plan.limits, open_files=planned.limits.open_files):
         if letter := _LETTERS.get(kind):
             unit = _FILE_BLOCK if letter == "f" else 1
@@ -365,7 +360,6 @@ def _document(stage: Stage | None, outcome: Outcome, view: _PlanView | None = No
     document = {"schema": SCHEMA, **{key: full[key] for key in shared}}
     if view is None:
         return document
-    from sandbox.plan.bare import vector
 
     plan = view.planned.plan
     refused = _no_bare_command(view, "json")
@@ -390,8 +384,6 @@ def _document(stage: Stage | None, outcome: Outcome, view: _PlanView | None = No
 
 def _parts(word: str, hidden: Mapping[str, str]) -> Any:
     """A word as it is; or, if values that are not shown are part of it, a list of its parts."""
-    from sandbox.plan.bare import VariableValue, split_hidden
-
     found = split_hidden(word, hidden)
     if len(found) == 1 and isinstance(found[0], str):
         return word

@@ -13,6 +13,7 @@ from typing import TypedDict
 from runner.cli.shared.measure import measured
 from runner.cli.shared.text import day, say
 from runner.cli.staging.select import waiting_changesets
+from runner.launch.own_folders import state_name
 from runner.manifest.load import find, load_all
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import DocumentError, printable
@@ -99,8 +100,6 @@ def _find_states(word: str, known: Sequence[State]) -> list[State]:
 
 def _find_unrecorded(manifest: str, known: Sequence[State]) -> list[State]:
     """States of an older version, which recorded no manifest: found by the name that version gave them."""
-    from runner.launch.own_folders import state_name
-
     names = {state_name(each.plugin) for each in load_all(manifest) if each.plugin is not None}
     return [state for state in known if not state.manifest and state.name in names]
 

@@ -22,7 +22,7 @@ from runner.lifecycle.feed import FeedSource
 from runner.lifecycle.machine import StateName
 from runner.lifecycle.spec import LifecycleNews, Status
 from runner.lifecycle.supervisor import MOST_NEWS, Supervisor
-from runner.outcome import Code, Outcome, Phase
+from runner.outcome import Outcome, Phase
 from runner.protocol.calls import CallRequest, CallResult
 from runner.serve.plugins import DoorPlugins
 from runner.serve.refusal import Refused
@@ -33,9 +33,9 @@ from runner.session import account
 _LOOK_SECONDS = 2.0
 _MOST_STDERR = 20  # quarantines whose stderr is asked for: a worker may show thousands
 # Outcomes of calls about which no plugin was asked.
-_NEVER_RAN: tuple[Code, ...] = (
-    *("launch_failed", "sandbox_unavailable", "overloaded", "quarantined"),
-    *("policy_denied", "policy_invalid", "manifest_invalid", "invalid_call", "tool_not_exposed"),
+_NEVER_RAN = frozenset(
+    "launch_failed sandbox_unavailable overloaded quarantined policy_denied policy_invalid manifest_invalid"
+    " invalid_call tool_not_exposed".split()
 )
 # What ends in one of these, with whatever code, ends before a plugin is asked.
 _BEFORE_CALLS: tuple[Phase, ...] = ("manifest", "policy", "plan", "launch", "handshake")

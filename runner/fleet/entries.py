@@ -48,9 +48,8 @@ class LedgerEntry(NamedTuple):
     document: dict[str, Any] | None = None
     record: dict[str, Any] | None = None
     dead: str | None = None  # why it became a dead letter
-    free_since: int | None = (
-        None  # the message with which it ended without asking the plugin; None: it was asked
-    )
+    # The message with which it ended without asking the plugin; None: it was asked.
+    free_since: int | None = None
     freed_by: str = ""  # the submission of that message
 
 

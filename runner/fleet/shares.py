@@ -123,7 +123,7 @@ class FleetShares:
     async def read(self) -> None:
         """If they cannot be read, what is known counts."""
         try:
-            found = await read_bucket(self._js, names.SHARES, direct=False)
+            found = await read_bucket(self._js, names.SHARES)
         except (nats.errors.Error, TimeoutError):
             return
         self._counts = {user: decode_counts(raw) for user, raw in found.items()}

@@ -160,14 +160,15 @@ def consumer_config(digest: str) -> ConsumerConfig:
     )
 
 
-async def read_bucket(js: JetStreamContext, bucket: str, *, direct: bool = True) -> dict[str, bytes]:
-    """What is in a small bucket, by key. `direct`: from any server, which may not have the last change yet.
-    Raises nats.errors.Error and TimeoutError."""
-    return {key: message.data or b"" for key, message in (await read_messages(js, bucket, direct)).items()}
+async def read_bucket(js: JetStreamContext, bucket: str) -> dict[str, bytes]:
+    """What is in a small bucket, by key. Raises nats.errors.Error and TimeoutError."""
+    found = await read_messages(js, bucket, direct=False)
+    return {key: message.data or b"" for key, message in found.items()}
 
 
 async def read_messages(js: JetStreamContext, bucket: str, direct: bool) -> dict[str, RawStreamMsg]:
-    """As `read_bucket`, with the time at which the servers stored each."""
+    """As `read_bucket`, with the time at which the servers stored each. `direct`: from any server, which may
+    not have the last change yet."""
     stream, prefix = f"KV_{bucket}", names.entry(bucket, "")
 
     async def read(subject: str) -> RawStreamMsg | None:

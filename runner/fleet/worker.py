@@ -391,7 +391,7 @@ class FleetWorker:
     async def _read_flags(self) -> None:
         """Flags only take away. If they cannot be read, those that are known count."""
         try:
-            found = await read_bucket(self._js, names.FLAGS, direct=False)
+            found = await read_bucket(self._js, names.FLAGS)
         except (nats.errors.Error, TimeoutError):
             return
         flags = {key: raw[:500].decode("utf-8", "replace") for key, raw in found.items()}
@@ -865,7 +865,7 @@ class FleetWorker:
         except LedgerFull as full:
             await self._try_disk()
             self._say(f"the ledger of the fleet takes no entry, so the call {call.id} does not begin: {full}")
-            await self._later(running, names.BEAT_SECONDS)
+            await self._hand_back(running, names.BEAT_SECONDS)
             return
         if held is None:
             return
@@ -941,7 +941,7 @@ class FleetWorker:
                 continue
             if await self._runs(found.entry.worker, user, call.key):
                 # Its signs of life were lost, or the submitter has stored the call a second time.
-                await self._later(running, names.BEAT_SECONDS)
+                await self._hand_back(running, names.BEAT_SECONDS)
                 return None
             # It had begun, and the worker that began it is gone.
             if repeat_of(self._own_plugins, offer, call.tool) == "again" and attempt <= names.MOST_ATTEMPTS:
@@ -976,9 +976,9 @@ class FleetWorker:
         entry = held.entry._replace(state="waiting")
         if await self._ledger.write(user, call.key, entry, held.revision) is None:
             self._counts["late"] += 1
-        await self._later(running, pause)
+        await self._hand_back(running, pause)
 
-    async def _later(self, running: _Running, pause: float) -> None:
+    async def _hand_back(self, running: _Running, pause: float) -> None:
         if running.message is not None:
             await _quietly(running.message.nak(pause or None))
 

@@ -21,9 +21,11 @@ from runner.protocol.dialect import Notice, Progress
 from sandbox.document.diagnostic import printable
 
 # How a plugin's process failed. The other codes are about a call, and its caller has them as the answer.
-_TOLD = (
-    *("launch_failed", "handshake_failed", "timeout", "crashed", "malformed_response", "policy_denied"),
-    *("sandbox_unavailable", "internal"),
+_TOLD = tuple(
+    (
+        "launch_failed handshake_failed timeout crashed malformed_response policy_denied sandbox_unavailable"
+        " internal"
+    ).split()
 )
 _CLOSING_SECONDS = 1.0  # to write the rest
 

@@ -59,9 +59,7 @@ def acquire(planned: Planned, environ: Mapping[str, str], sources: Sources) -> I
 
 def _acquire(planned: Planned, environ: Mapping[str, str], sources: Sources, stack: ExitStack) -> Acquired:
     _require_same_user(planned)
-    held = sources.held
-    if held is None:
-        held = sources.hold_again(planned, environ)
+    held = sources.held_for(planned, environ)
     provision, owners = planned.provision, planned.plan.owners
     owner = _claim(planned, provision, stack)
     if owners is not None and owners.left:

@@ -71,7 +71,7 @@ def plan_steps(
     environ: Mapping[str, str],
     began: float,
     host: LaunchHost,
-    sources: Sources | None = None,
+    sources: Sources,
     watch: Stopwatch | None = None,
     contents: Contents | None = None,
     writer: PlanWriter | None = None,
@@ -79,7 +79,7 @@ def plan_steps(
 ) -> Steps[Ended]:
     """Carry out a plan. A generator: `drive` runs it to its end (runner/launch/wait.py). Raises Failure.
 
-    `sources`: those of a plan that was made in this process just now. `writer`: stores the plan once it runs.
+    `sources`: those of the plan, held open until the end. `writer`: stores the plan once it runs.
     `releases`: the cell is parked until they let the plugin start.
     """
     watch = watch or Stopwatch()
@@ -95,7 +95,7 @@ def plan_steps(
             contents = with_hidden(contents, egress.broker, given, literal_values(planned), environ)
         if contents or planned.plan.memory_files:
             require_contents(planned, contents)
-        with sources or Sources() as held, acquire(planned, environ, held) as acquired:
+        with sources, acquire(planned, environ, sources) as acquired:
             stage = planned = acquired.planned._replace(timings=watch.lap("plan"))
             acquired = acquired._replace(planned=planned)
             host.see_ready(planned)

@@ -138,7 +138,7 @@ def judge_diagnostics(diagnostics: tuple[Diagnostic, ...], phase: Literal["manif
     )
 
 
-def judge_denials(denials: tuple[Denial, ...], phase: Phase, stage: Stage | None = None) -> Outcome:
+def judge_denials(denials: tuple[Denial, ...], phase: Phase, stage: Stage | None) -> Outcome:
     loaded = loaded_of(stage)
     is_command = loaded is not None and loaded.invocation.command is not None
     asked = [denial for denial in denials if not denial.origin]

@@ -129,8 +129,8 @@ def unreached_hosts(stage: Stage | None) -> list[Note]:
     }
     told = [Note(_RULE, message) for message in found.values()]
     more = f"{len(told) - _MOST_SHOWN} more hosts were allowed and not reached; the report names them"
-    if not _has_all(log, "failed"):
-        all_failed = f"{_total(log, 'failed')} connections were allowed and failed in all"
+    if not _names_all_failed(log):
+        all_failed = f"{_count_failed(log)} connections were allowed and failed in all"
         more = f"{all_failed}; the report names some of them"
     return told[:_MOST_SHOWN] + ([Note(_RULE, more)] if len(told) > _MOST_SHOWN else [])
 
@@ -142,14 +142,14 @@ def failed_host(line: AuditLine) -> RefusedHost:
     return RefusedHost(f"{_address(line)} was allowed and {how}: it {line.reason}")
 
 
-def _has_all(log: AuditLog, verdict: str) -> bool:
-    """Whether the report names every host with this verdict. If not, their number is not known."""
-    return not log.left_out[verdict] and not log.dropped
+def _names_all_failed(log: AuditLog) -> bool:
+    """Whether the report names every host that was not reached. If not, their number is not known."""
+    return not log.left_out["failed"] and not log.dropped
 
 
-def _total(log: AuditLog, verdict: str) -> int:
-    """How often this verdict was given, including those without a line."""
-    return sum(count for (_, given), count in log.totals.items() if given == verdict)
+def _count_failed(log: AuditLog) -> int:
+    """How many connections failed, including those without a line."""
+    return sum(count for (_, verdict), count in log.totals.items() if verdict == "failed")
 
 
 def _address(line: AuditLine) -> str:

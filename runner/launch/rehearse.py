@@ -22,8 +22,9 @@ def rehearse(invocation: Invocation, environ: Mapping[str, str]) -> Planned:
 
             decided = rehearse_check(decided, environ)
         planned = plan(decided, environ, watch, sources)
-        disk, held = planned.plan.limits.disk, sources.held
-        if disk is not None and held is not None and not planned.grant.unsandboxed:
-            with as_failure(planned), open_disk_meter(held.opened.writable, disk):
+        disk = planned.plan.limits.disk
+        if disk is not None and not planned.grant.unsandboxed:
+            opened = sources.held_for(planned, environ).opened
+            with as_failure(planned), open_disk_meter(opened.writable, disk):
                 pass
         return planned

@@ -53,7 +53,7 @@ def run_steps(
     environ: Mapping[str, str],
     began: float,
     host: LaunchHost,
-    contents: Contents | None = None,
+    contents: Contents | None,
     writer: PlanWriter | None = None,
     see_planned: SeePlanned | None = None,
     releases: Releases | None = None,

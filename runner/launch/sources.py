@@ -39,8 +39,7 @@ class HeldSources(NamedTuple):
 class Sources:
     """The sources of one plan, held open: what was checked is what will be mounted.
 
-    `plan` fills it. A launch from a stored plan starts with an empty one, and `acquire` opens the sources
-    again.
+    `plan` fills it, or `hold_known` for a stored plan.
     """
 
     def __init__(self) -> None:
@@ -55,8 +54,9 @@ class Sources:
     ) -> None:
         self._stack.__exit__(kind, error, trace)
 
-    @property
-    def held(self) -> HeldSources | None:
+    def held_for(self, planned: Planned, environ: Mapping[str, str]) -> HeldSources:
+        """What the launch of this plan is carried out with."""
+        assert self._held is not None, planned.plugin.id
         return self._held
 
     def hold(
@@ -70,24 +70,6 @@ class Sources:
         opened = self._stack.enter_context(opening)
         self._held = HeldSources(opened, limits, found.sites, found.own, lambda: found, lambda: denylist)
         return self._held
-
-    def hold_again(self, planned: Planned, environ: Mapping[str, str]) -> HeldSources:
-        """Open the sources of a plan that was made earlier, and check each again. Raises PlanRefused, and
-        BwrapUnusable if its bubblewrap is no longer trusted."""
-        from runner.launch.denylist import make_denylist
-        from sandbox.limits.assign import assign
-        from sandbox.limits.cgroup_survey import survey
-        from sandbox.paths.mounts import read_mounts
-        from sandbox.plan.find_bwrap import trusted_program
-        from sandbox.plan.sources import reopen
-
-        if planned.bwrap:
-            trusted_program(planned.bwrap)
-        mounts = read_mounts()
-        denylist = make_denylist(planned.decided, planned.bwrap, mounts, environ)
-        opening = reopen(planned.plan, denylist, scan_limit=planned.policy.scan_limit)
-        found = survey(mounts, move_host=planned.policy.move_host)
-        return self.hold(opening, assign(planned.grant, planned.policy, found), found, denylist)
 
     def hold_known(self, planned: Planned) -> None:
         """Open the sources of a stored plan whose facts have not changed. What the plugin may write is judged

@@ -323,48 +323,16 @@ def planned_classes() -> tuple[type[tuple[object, ...]], ...]:
     from sandbox.plan.owners import Decision, Ownership
     from sandbox.policy import policy
 
+    # fmt: off
     return (
-        *(Invocation, Command, Overrides, Loaded, Decided, Planned, Provision, VerifiedPackage),
-        *(JudgedWrites, DeniedPlaces, GuardedName),
-        *PLUGIN_CLASSES,
-        *(policy.Policy, policy.PathRule, policy.NetworkRule, policy.EnvRule, policy.SeccompRule),
-        *(
-            policy.CapabilityRule,
-            policy.LimitRule,
-            policy.PackageRule,
-            policy.ApprovalRule,
-            Approval,
-            policy.CredentialRule,
-        ),
-        *(spec.Grant, spec.GrantedPath, spec.Denial, spec.Note),
-        *(
-            AssignedLimits,
-            AssignedLimit,
-            Shares,
-            Site,
-            Hierarchy,
-            Layer,
-            Layers,
-            Decision,
-            Ownership,
-            Account,
-        ),
-        *(
-            plan.LaunchPlan,
-            plan.ShownPath,
-            plan.Idmapped,
-            plan.Guard,
-            plan.Overlay,
-            FileIdentity,
-            EgressPlan,
-            EgressLimits,
-            BrokerPlan,
-            Credential,
-            CertifiedHosts,
-            HostAuthorities,
-            SshPlan,
-            SshHost,
-        ),
-        *(plan.Bind, plan.Tmpfs, plan.Text, plan.Symlink, plan.Mask, plan.Proc, plan.Dev, plan.ReadOnly),
+        Invocation, Command, Overrides, Loaded, Decided, Planned, Provision, VerifiedPackage, JudgedWrites,
+        DeniedPlaces, GuardedName, *PLUGIN_CLASSES, policy.Policy, policy.PathRule, policy.NetworkRule,
+        policy.EnvRule, policy.SeccompRule, policy.CapabilityRule, policy.LimitRule, policy.PackageRule,
+        policy.ApprovalRule, Approval, policy.CredentialRule, spec.Grant, spec.GrantedPath, spec.Denial,
+        spec.Note, AssignedLimits, AssignedLimit, Shares, Site, Hierarchy, Layer, Layers, Decision, Ownership,
+        Account, plan.LaunchPlan, plan.ShownPath, plan.Idmapped, plan.Guard, plan.Overlay, FileIdentity,
+        EgressPlan, EgressLimits, BrokerPlan, Credential, CertifiedHosts, HostAuthorities, SshPlan, SshHost,
+        plan.Bind, plan.Tmpfs, plan.Text, plan.Symlink, plan.Mask, plan.Proc, plan.Dev, plan.ReadOnly,
         plan.AgentFolder,
     )
+    # fmt: on

@@ -101,7 +101,7 @@ def start(
             stack.callback(meter.close)
         shares = planned.limits.shares
         if shares is not None and shares.part < 1 and not unsandboxed:
-            meters.append(LazyMeter(_SHARES_AFTER_SECONDS, lambda: _share_meter(stack, acquired, cell)))
+            meters.append(LazyMeter(_SHARES_AFTER_SECONDS, lambda: _share_meter(acquired, cell)))
         memory = limits.memory
         if memory is not None and not unsandboxed:
             at_launch: dict[str, str] = {}
@@ -155,7 +155,7 @@ def _socket_meter(acquired: Acquired, limit: int, cell: Cell) -> Meter | None:
     return SocketMeter(limit, cell.member, cell.processes, cgroup, plan.share_network)
 
 
-def _share_meter(stack: ExitStack, acquired: Acquired, cell: Cell) -> Meter:
+def _share_meter(acquired: Acquired, cell: Cell) -> Meter:
     """The meter of what the whole machine shares, as far as no other limit bounds it."""
     from sandbox.limits.shares import (
         ByteCount,

@@ -88,7 +88,7 @@ class Plumbing(NamedTuple):
         return all(results)
 
 
-def expected_streams(limits: Limits, *, keep_tail: bool = False) -> dict[str, str]:
+def expected_streams(limits: Limits, *, keep_tail: bool) -> dict[str, str]:
     """Describe how `runner exec` will connect the streams, for `runner explain`. `keep_tail`: how `runner
     run` will."""
     by_kind = "direct; a terminal is relayed (exec --tty hands it over)"

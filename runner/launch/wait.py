@@ -113,7 +113,7 @@ def wait(cell: Cell, orders: Orders, caller: int | None, clocks: Clocks, meters:
 
 
 def wait_steps(
-    cell: Cell, orders: Orders, caller: int | None, clocks: Clocks, meters: Sequence[Meter] = ()
+    cell: Cell, orders: Orders, caller: int | None, clocks: Clocks, meters: Sequence[Meter]
 ) -> Steps[End]:
     """`wait`, step by step."""
     return _Watch(cell, orders, caller, clocks, meters).watch()

@@ -20,6 +20,7 @@ from runner.launch.advice.advice import REFUSES_GIVEN, missing_names
 from runner.launch.advice.clues import read_clues
 from runner.launch.advice.places import WIDE_PATHS, CagePlaces
 from runner.launch.advice.scene import Scene
+from runner.launch.verdict import raise_hint
 from runner.learn.grouping import MissedPath, PathGroup, group_paths, uncovered
 from runner.learn.proposal import Proposal, ProposedItem, UnproposedItem, can_be_shown, shown
 from sandbox.network.credentials import looks_secret
@@ -50,7 +51,7 @@ _GIVEN = (ip_network(SYNTHETIC_IPV4), ip_network(SYNTHETIC_IPV6))
 _SHARED_IN_HOMES = (".config", ".local", ".local/share", ".local/state", ".local/bin", ".cache", ".var")
 # Many programs keep something of their own in these. A plugin that lists one itself may still get it.
 _SHARED_FOLDERS = (
-    *("/etc/default", "/etc/ssl", "/etc/systemd", "/usr/bin", "/usr/lib", "/usr/share"),
+    *"/etc/default /etc/ssl /etc/systemd /usr/bin /usr/lib /usr/share".split(),
     *(f"/usr/local/{name}" for name in ("bin", "etc", "lib", "share")),
     *(f"/var/{name}" for name in ("backups", "cache", "log", "mail", "opt", "spool", "tmp")),
 )
@@ -58,9 +59,9 @@ _SHARED_FOLDERS = (
 _DISPENSABLE = frozenset(
     f"/etc/{name}"
     for name in (
-        *("resolv.conf", "hosts", "host.conf", "nsswitch.conf", "gai.conf", "locale.alias", "ld.so.preload"),
-        *("localtime", "timezone", "ssl/openssl.cnf", "pip.conf"),
-    )
+        "resolv.conf hosts host.conf nsswitch.conf gai.conf locale.alias ld.so.preload localtime timezone"
+        " ssl/openssl.cnf pip.conf"
+    ).split()
 )
 _DISPENSABLE_NAMES = ("sitecustomize.py", "usercustomize.py")
 
@@ -434,8 +435,6 @@ def _bounded(lines: list[str], what: str) -> list[str]:
 
 
 def _limit_notes(report: Mapping[str, Any]) -> Iterator[str]:
-    from runner.launch.verdict import raise_hint
-
     decided_by = (report.get("grant") or {}).get("decided_by", {})
     for name in report.get("limits_hit", ()):
         yield f"it reached its {name} limit: {raise_hint(name, decided_by.items())}"

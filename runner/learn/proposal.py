@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from sandbox.document.diagnostic import printable
+from sandbox.policy.policy import steers
 from sandbox.spec import Approval
 
 ItemKind = Literal["read", "write", "host", "variable"]
@@ -47,8 +48,6 @@ class Proposal(NamedTuple):
 
     @property
     def approval(self) -> Approval:
-        from sandbox.policy.policy import steers
-
         hosts, names = self.of("host"), self.of("variable")
         return Approval(
             read=self.of("read"),

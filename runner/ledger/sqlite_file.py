@@ -163,7 +163,7 @@ def open_sqlite(
     kind: DatabaseKind,
     make: Callable[[OpenDatabase], File],
     most_bytes: int,
-    first: Sequence[Order] = (),
+    first: Sequence[Order],
     *,
     busy_seconds: float = 5.0,
 ) -> File:

@@ -34,17 +34,17 @@ class Overloaded(PluginFailure):
 
 
 class Unavailable(PluginFailure):
-    """`state` and `reason`: why the plugin is not started. `retry_after`: None if somebody has to act."""
+    """`state` and `reason`: why the plugin is not started."""
 
-    def __init__(self, name: str, state: StateName, reason: str, retry_after: float | None = None) -> None:
+    def __init__(self, name: str, state: StateName, reason: str) -> None:
         message = f"the plugin {name} is {state}" + (f": {reason}" if reason else "")
         super().__init__(
             Outcome(_CODES.get(state, "cancelled"), "call", message, state, _HINTS.get(state, ""))
         )
-        self.name, self.state, self.reason, self.retry_after = name, state, reason, retry_after
+        self.name, self.state, self.reason = name, state, reason
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.name, self.state, self.reason, self.retry_after), self.__dict__
+        return type(self), (self.name, self.state, self.reason), self.__dict__
 
 
 class UnknownPlugin(LookupError):

@@ -18,6 +18,7 @@ import trio
 
 from runner.contracts.registry import find_contract
 from runner.exceptions import PluginError, PluginFailure
+from runner.launch.report import staged_note
 from runner.launch.stages import HeldManifest
 from runner.library import OpenPlugin, open_plugin
 from runner.lifecycle import machine
@@ -51,6 +52,7 @@ from runner.protocol.dialect import Identity, Notice, Progress
 from runner.protocol.memory import size_of
 from runner.session.pending import Deadline, first_of
 from runner.supervision import Supervision
+from sandbox.paths.end_search import read_findings
 
 _STDERR_CHARACTERS = 8 << 10  # of the end that lifecycle news have
 _RETRY_LEAST, _RETRY_MOST = 1.0, 60.0  # seconds, of an answer that says when to come again
@@ -350,13 +352,9 @@ class SupervisedPlugin:
     def _log_left(self, report: dict[str, Any] | None) -> None:
         """What it left for somebody to look at goes to its log: its folders may be somebody's projects."""
         if report is not None and report.get("obeyed") is not None:
-            from sandbox.paths.end_search import read_findings
-
             for line in read_findings(report["obeyed"]).lines():
                 self.log.add(f"runner: {line}\n".encode())
         if report is not None and report.get("staged") is not None:
-            from runner.launch.report import staged_note
-
             waiting = staged_note(report["staged"])
             self.log.add(f"runner: {waiting.message}; {waiting.hint}\n".encode())
 

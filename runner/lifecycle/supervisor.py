@@ -29,6 +29,7 @@ from runner.lifecycle.spec import LifecycleNews, Spec, Status
 from runner.lifecycle.supervised import OnEvent, Opener, SupervisedPlugin, open_spec
 from runner.protocol.calls import CallRequest, CallResult, OnProgress
 from runner.protocol.dialect import Kind
+from runner.session.nursery import open_plain_nursery
 
 MOST_NEWS = 1024  # that wait for a subscriber
 
@@ -286,24 +287,13 @@ async def supervise(
 ) -> AsyncIterator[Supervisor]:
     """`open_supervisor`, with plugins that `opener` opens."""
     require_trio()
-    failure: BaseException | None = None
-    # What the body raises is kept until after the nursery, which would put it into a group.
     try:
-        async with trio.open_nursery() as nursery:
+        async with open_plain_nursery() as nursery:
             supervisor = Supervisor(nursery, jitter, clock, on_event, opener)
             nursery.start_soon(supervisor.deliver_notices)
             try:
                 yield supervisor
-            except BaseException as error:  # noqa: BLE001 -- raised again below
-                failure = error
-            supervisor.close()
-    except BaseExceptionGroup as group:
-        # The tasks raise nothing. It is ^C, or our caller's cancellation.
-        failure = failure or group.exceptions[0]
+            finally:
+                supervisor.close()
     finally:
         supervisor.end_feeds()
-    if failure is not None:
-        try:
-            raise failure
-        finally:
-            del failure

@@ -26,11 +26,9 @@ _SHEBANG_BYTES = 256  # the kernel reads no more of a #! line
 # Programs of the system that run a file which an argument names. Others take arguments for data.
 _RUN_FILES = frozenset(
     (
-        *("python", "pypy", "node", "nodejs", "bun", "deno", "ruby", "perl", "php", "java", "lua", "tclsh"),
-        *("bash", "sh", "dash", "zsh", "ksh", "busybox", "awk", "gawk", "mawk"),
-        *("env", "timeout", "nice", "setsid", "nohup", "stdbuf", "xargs"),
-        *("ld-linux-x86-64.so", "ld-linux-aarch64.so"),
-    )
+        "python pypy node nodejs bun deno ruby perl php java lua tclsh bash sh dash zsh ksh busybox awk gawk"
+        " mawk env timeout nice setsid nohup stdbuf xargs ld-linux-x86-64.so ld-linux-aarch64.so"
+    ).split()
 )
 _MODULE_OPTIONS = ("-m",)  # from the working directory, which is the package's, or from the system
 _TEXT_OPTIONS = ("-c", "-e", "-E", "--eval", "-p", "--print")
@@ -74,7 +72,7 @@ class CodePlaces(NamedTuple):
         return PackageFault(RULE, f"{what} {printable(self.absolute(path))}, {neither}", _HINT)
 
 
-def require_own_program(plan: LaunchPlan, places: CodePlaces, *, links: bool = True) -> None:
+def require_own_program(plan: LaunchPlan, places: CodePlaces, *, links: bool) -> None:
     """Raises PackageFault. `links`: also look at the names under which the cage shows what it starts."""
     for path in (plan.argv[0], *plan.program_files, *_trees(plan), *(_links(plan) if links else ())):
         if not places.has(path):

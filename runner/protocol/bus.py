@@ -17,11 +17,9 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
-
-from sandbox.speed.value import NamedTuple
 
 HOST = "host"  # the publisher's id of the host's own publications. No plugin may have it
 

@@ -210,9 +210,8 @@ class ShutdownSteps(NamedTuple):
     answer: float = 0.0  # wait for ShutdownAnswered before stdin is closed
     exit: float = 2.0  # wait for the exit after stdin was closed
     terminate: float = 0.0  # wait after SIGTERM; 0: none is sent. Then every process is killed
-    whole: float = (
-        0.0  # for answer and exit together: the time that the answer did not use is added to `exit`
-    )
+    # For answer and exit together: the time that the answer did not use is added to `exit`.
+    whole: float = 0.0
     # Whether the exit belongs to the answer: a one-shot plugin has to exit with 0 in time.
     counts: bool = False
 

@@ -10,10 +10,8 @@ import _socket as socket  # the module itself makes enumerations of all its cons
 import json
 import os
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from types import TracebackType
+from types import TracebackType
+from typing import Any
 
 _MOST_HEADER_BYTES = 64 << 10
 

@@ -51,127 +51,79 @@ class RoutePart(Protocol):
 _MOST = Parameter("most", "query", "how many rows, 100 if it is missing, 1000 at most", {"type": "integer"})
 _AFTER = Parameter("after", "query", "`next` of the answer before: the rows that follow")
 
+# A row for each route.
+# fmt: off
 OPERATIONS: tuple[Operation, ...] = (
     Operation("live", "GET", "/live", "200 as long as the daemon answers, whatever it lacks.", "Live"),
-    Operation(
-        *("health", "GET", "/health"),
-        "Whether the daemon takes calls, and what somebody should look at. 503 while it takes none.",
-        "Health",
-    ),
+    Operation("health", "GET", "/health",
+              "Whether the daemon takes calls, and what somebody should look at. 503 while it takes none.",
+              "Health"),
     Operation("metrics", "GET", "/metrics", "Counters for Prometheus.", "text/plain"),
     Operation("openapi", "GET", "/openapi.json", "This document.", "Document"),
     Operation("events", "GET", "/events", "Changes in the lives of plugins.", "text/event-stream"),
-    Operation(
-        *("drain", "POST", "/drain", "End: finish calls in flight, then all plugins.", "Draining", 202),
-        (Parameter("seconds", "query", "for calls in flight", _NUMBER),),
-        local=True,
-    ),
+    Operation("drain", "POST", "/drain", "End: finish calls in flight, then all plugins.", "Draining",
+              status=202, parameters=(Parameter("seconds", "query", "for calls in flight", _NUMBER),),
+              local=True),
     Operation("reload_all", "POST", "/reload", "Read the configuration again.", "Health", local=True),
     Operation("plugins", "GET", "/plugins", "All plugins and their states.", "Plugins"),
     Operation("plugin", "GET", "/plugins/{name}", "One plugin and its state.", "Plugin"),
-    Operation(
-        "explain", "GET", "/plugins/{name}/explain", "What its cage would be now.", "Document", local=True
-    ),
+    Operation("explain", "GET", "/plugins/{name}/explain", "What its cage would be now.", "Document",
+              local=True),
     Operation("tools", "GET", "/plugins/{name}/tools", "What it exposes. Starts it.", "Tools"),
     Operation("start", "POST", "/plugins/{name}/start", "Start it, and wait until it is ready.", "Plugin"),
     Operation("stop", "POST", "/plugins/{name}/stop", "End it until it is started again.", "Plugin"),
     Operation("reset", "POST", "/plugins/{name}/reset", "Forget its failures, end its quarantine.", "Plugin"),
-    Operation(
-        "reload",
-        "POST",
-        "/plugins/{name}/reload",
-        "Read its manifest again, restart it.",
-        "Plugin",
-        local=True,
-        page=True,
-    ),
-    Operation(
-        *("logs", "GET", "/plugins/{name}/logs", "The end of its stderr.", "text/plain", 200),
-        (
-            Parameter("follow", "query", "1: go on with what it writes, as events"),
-            Parameter("times", "query", "1: each line begins with the time at which it was read"),
-        ),
-        streams=True,
-    ),
-    Operation(
-        "call",
-        "POST",
-        "/plugins/{name}/calls",
-        "Call it. Closing the connection cancels the call. With `Accept: text/event-stream` the answer is a"
-        " stream of `accepted`, `progress`, and `result` or `error`.",
-        "Answer",
-        200,
-        (
-            Parameter("Idempotency-Key", "header", "the same key gets the same answer, and no second call"),
-            Parameter("Runner-Deadline", "header", "seconds for the call", _NUMBER),
-        ),
-        "Call",
-        True,
-    ),
-    Operation(
-        *("calls", "GET", "/calls", "Records of calls, the newest first.", "Calls", 200),
-        (
-            Parameter("plugin", "query", "only of this plugin"),
-            Parameter("code", "query", "only with this outcome"),
-            Parameter("since", "query", "accepted then or later: RFC 3339, or seconds since 1970"),
-            Parameter("until", "query", "accepted before"),
-            *(_MOST, _AFTER),
-        ),
-    ),
+    Operation("reload", "POST", "/plugins/{name}/reload", "Read its manifest again, restart it.", "Plugin",
+              local=True, page=True),
+    Operation("logs", "GET", "/plugins/{name}/logs", "The end of its stderr.", "text/plain",
+              parameters=(Parameter("follow", "query", "1: go on with what it writes, as events"),
+                          Parameter("times", "query",
+                                    "1: each line begins with the time at which it was read")),
+              streams=True),
+    Operation("call", "POST", "/plugins/{name}/calls",
+              "Call it. Closing the connection cancels it. With `Accept: text/event-stream` the answer is"
+              " a stream of `accepted`, `progress`, and `result` or `error`.",
+              "Answer",
+              parameters=(Parameter("Idempotency-Key", "header",
+                                    "the same key gets the same answer, and no second call"),
+                          Parameter("Runner-Deadline", "header", "seconds for the call", _NUMBER)),
+              body="Call", streams=True),
+    Operation("calls", "GET", "/calls", "Records of calls, the newest first.", "Calls",
+              parameters=(Parameter("plugin", "query", "only of this plugin"),
+                          Parameter("code", "query", "only with this outcome"),
+                          Parameter("since", "query",
+                                    "accepted then or later: RFC 3339, or seconds since 1970"),
+                          Parameter("until", "query", "accepted before"), _MOST, _AFTER)),
     Operation("record", "GET", "/calls/{call}", "The record of one call.", "Record"),
-    Operation("cancel", "DELETE", "/calls/{call}", "Cancel a call in flight.", "Cancelled", 202),
-    Operation(
-        "deliver",
-        "POST",
-        "/deliveries",
-        "Store an event for a hook; without `hook`, for all that want its type. Each gets it at least once.",
-        "Stored",
-        202,
-        body="Event",
-    ),
-    Operation(
-        *("deliveries", "GET", "/deliveries", "Deliveries, the oldest first.", "Deliveries", 200),
-        (Parameter("state", "query", "queued, running, acked or dead"), _MOST, _AFTER),
-        local=True,
-    ),
+    Operation("cancel", "DELETE", "/calls/{call}", "Cancel a call in flight.", "Cancelled", status=202),
+    Operation("deliver", "POST", "/deliveries",
+              "Store an event for a hook; without `hook`, for all that want its type. Each gets it at"
+              " least once.",
+              "Stored", status=202, body="Event"),
+    Operation("deliveries", "GET", "/deliveries", "Deliveries, the oldest first.", "Deliveries",
+              parameters=(Parameter("state", "query", "queued, running, acked or dead"), _MOST, _AFTER),
+              local=True),
     Operation("delivery", "GET", "/deliveries/{delivery}", "One delivery, of the caller's own.", "Delivery"),
-    Operation(
-        *("repeat", "POST", "/deliveries/{delivery}/repeat", "Try a dead delivery again.", "Delivery", 202),
-    ),
-    Operation(
-        *(
-            "remove",
-            "DELETE",
-            "/deliveries/{delivery}",
-            "Remove a delivery that does not run.",
-            "Removed",
-            200,
-        ),
-        (Parameter("state", "query", "only if it has this state"),),
-    ),
+    Operation("repeat", "POST", "/deliveries/{delivery}/repeat", "Try a dead delivery again.", "Delivery",
+              status=202),
+    Operation("remove", "DELETE", "/deliveries/{delivery}", "Remove a delivery that does not run.", "Removed",
+              parameters=(Parameter("state", "query", "only if it has this state"),)),
     Operation("pending", "GET", "/pending", "Confirmations that wait for a person.", "Pending", local=True),
-    Operation(
-        *("approve", "POST", "/pending/{confirmation}/approve", "Say yes to one.", "Confirmation", 200),
-        (Parameter("remember", "query", "once, session or always; once if it is missing"),),
-        local=True,
-    ),
+    Operation("approve", "POST", "/pending/{confirmation}/approve", "Say yes to one.", "Confirmation",
+              parameters=(Parameter("remember", "query", "once, session or always; once if it is missing"),),
+              local=True),
     Operation("deny", "POST", "/pending/{confirmation}/deny", "Say no to one.", "Confirmation", local=True),
-    Operation(
-        *("audit", "GET", "/audit", "Grants, refusals and connections, the newest first.", "Audit", 200),
-        (
-            Parameter("what", "query", "grant, refusal, connection, confirm, control, delegation or removal"),
-            _MOST,
-        ),
-        local=True,
-    ),
-    Operation(
-        *("open_page", "POST", "/session/codes", "A code that begins a session of the page.", "Code", 201),
-        local=True,
-    ),
-    Operation(
-        *("end_sessions", "DELETE", "/session/codes", "End all sessions of the page.", "Ended"), local=True
-    ),
+    Operation("audit", "GET", "/audit", "Grants, refusals and connections, the newest first.", "Audit",
+              parameters=(Parameter("what", "query",
+                                    "grant, refusal, connection, confirm, control, delegation or removal"),
+                          _MOST),
+              local=True),
+    Operation("open_page", "POST", "/session/codes", "A code that begins a session of the page.", "Code",
+              status=201, local=True),
+    Operation("end_sessions", "DELETE", "/session/codes", "End all sessions of the page.", "Ended",
+              local=True),
 )
+# fmt: on
 
 
 def object_of(required: str = "", **properties: Schema) -> Schema:

@@ -72,11 +72,11 @@ async def open_session(
                 with trio.move_on_at(min(clock.at, trio.current_time() + given_up)) as waiting:
                     terms = await cell.prepared()
             except Failure as failed:
-                raise _unprepared(invocation, failed, cell.has_ended) from None
+                raise _unprepared(failed, cell.has_ended) from None
             if waiting.cancelled_caught:
                 is_over = trio.current_time() >= clock.at
                 late = clock.passed("launch") if is_over else verdict.expired("launch", given_up)
-                raise _unprepared(invocation, Failure(late, EXEC_NO_CAGE), None)
+                raise _unprepared(Failure(late, EXEC_NO_CAGE), None)
             plugin = terms.plugin
             contract = find_contract(plugin.contract)
             services = contract.provide(plugin, services, terms.allowance)
@@ -127,9 +127,9 @@ async def open_session(
                 failure = group.exceptions[0]
             finally:  # also if our caller is cancelled: then the nursery raises Cancelled again
                 guard.detach()
-                session.settle(cell.has_ended, lambda outcome: bare_report(invocation, outcome))
+                session.settle(cell.has_ended, bare_report)
     except Failure as failed:  # the fork server did not accept the launch
-        raise _unprepared(invocation, failed, None) from None
+        raise _unprepared(failed, None) from None
     if failure is not None:
         assert session is not None
         for leaf in _leaves(failure):
@@ -212,14 +212,14 @@ def _one_shot_seconds(dialect: Dialect, setting: Setting, asked: float | None) -
     return seconds
 
 
-def _unprepared(invocation: Invocation, failed: Failure, ended: MonitorEnd | None) -> PluginFailure:
+def _unprepared(failed: Failure, ended: MonitorEnd | None) -> PluginFailure:
     failure = PluginFailure(failed.outcome, ended.explanation if ended is not None else ())
     report = ended.report if ended is not None else None
-    failure.report = with_outcome(report or bare_report(invocation, failed.outcome), failed.outcome)
+    failure.report = with_outcome(report or bare_report(failed.outcome), failed.outcome)
     return failure
 
 
-def bare_report(invocation: Invocation, outcome: Outcome) -> dict[str, Any]:
+def bare_report(outcome: Outcome) -> dict[str, Any]:
     """The report of a launch for which the monitor wrote none."""
     from runner.launch.report import report
 

@@ -17,7 +17,7 @@ import math
 import os
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -25,9 +25,9 @@ from runner.launch.remote.parking import changed_fact
 from runner.launch.remote.remote_cell import RemoteCell, open_cage
 from runner.launch.stages import Invocation
 from runner.outcome import Failure
+from runner.session.nursery import open_plain_nursery
 from runner.session.pending import first_of
 from sandbox import surroundings
-from sandbox.speed.value import NamedTuple
 
 # After which a parked cell is ended that no call has taken.
 AGE_SECONDS = 60.0
@@ -247,21 +247,9 @@ async def open_parking(
 
     `options_of_one_call`: names of options that differ from call to call and do not affect the cage.
     """
-    failure: BaseException | None = None
-    # What the body raises is kept until after the nursery, which would put it into a group.
-    try:
-        async with trio.open_nursery() as nursery:
-            parking = Parking(nursery, most, seconds, options_of_one_call)
-            try:
-                yield parking
-            except BaseException as error:  # noqa: BLE001 -- raised again below
-                failure = error
-            parking.close()
-    except BaseExceptionGroup as group:
-        # The tasks raise nothing. It is ^C, or our caller's cancellation.
-        failure = failure or group.exceptions[0]
-    if failure is not None:
+    async with open_plain_nursery() as nursery:
+        parking = Parking(nursery, most, seconds, options_of_one_call)
         try:
-            raise failure
+            yield parking
         finally:
-            del failure
+            parking.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -17,7 +17,6 @@ from runner.protocol.calls import OnProgress
 from runner.protocol.dialect import Refusal, Reply, Violation
 from runner.session.outbox import QueuedFrame
 from sandbox.spec import Limits
-from sandbox.speed.value import NamedTuple
 
 # KeyboardInterrupt is raised at a checkpoint only. Inside trio.Event.wait it would leave the task registered
 # with the event, and setting the event would wake the task from whatever else it waits for by then.
@@ -28,8 +27,17 @@ class Waiter:
     """One call that waits for its answer."""
 
     __slots__ = (
-        *("_on_progress", "_on_woken", "answer", "events", "fault"),
-        *("given_up_grace", "grace", "late", "queued", "told", "woken"),
+        "_on_progress",
+        "_on_woken",
+        "answer",
+        "events",
+        "fault",
+        "given_up_grace",
+        "grace",
+        "late",
+        "queued",
+        "told",
+        "woken",
     )
 
     def __init__(

@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -26,11 +26,11 @@ from runner.protocol.calls import CallResult, OnProgress
 from runner.protocol.dialect import CallEnd
 from runner.session import account
 from runner.session.backlog import Backlog
+from runner.session.nursery import open_plain_nursery
 from runner.session.pending import at_checkpoints, first_of
 from runner.session.prepared import GIVEN_UP, PreparedCall, read_plugin
 from runner.session.session import Session
 from runner.session.state import CLOSED
-from sandbox.speed.value import NamedTuple
 
 OpenPrepared = Callable[[PreparedCall, Callable[[Session], None]], AbstractAsyncContextManager[Session]]
 Key = tuple[tuple[str, str], ...]
@@ -290,24 +290,13 @@ def _overloaded(most: int) -> Outcome:
 
 @asynccontextmanager
 async def open_pool(open_prepared: OpenPrepared) -> AsyncIterator[Pool]:
-    failure: BaseException | None = None
     events = Backlog()
-    # What the body raises is kept until after the nursery, which would put it into a group.
     try:
-        async with trio.open_nursery() as nursery:
+        async with open_plain_nursery() as nursery:
             pool = Pool(nursery, open_prepared, events)
             try:
                 yield pool
-            except BaseException as error:  # noqa: BLE001 -- raised again below
-                failure = error
-            pool.close()
-    except BaseExceptionGroup as group:
-        # The tasks raise nothing. It is ^C, or our caller's cancellation.
-        failure = failure or group.exceptions[0]
+            finally:
+                pool.close()
     finally:
         events.close()
-    if failure is not None:
-        try:
-            raise failure
-        finally:
-            del failure

@@ -10,7 +10,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import trio
 
@@ -32,7 +32,6 @@ from runner.protocol.host_services import (
 from runner.protocol.secrets import Secrets
 from runner.session.pending import Deadline
 from sandbox.cell.contents import Contents
-from sandbox.speed.value import NamedTuple
 
 if TYPE_CHECKING:
     from runner.contracts.contract import Contract

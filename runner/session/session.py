@@ -10,7 +10,7 @@ import math
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import trio
 
@@ -50,7 +50,6 @@ from runner.session.record import exit_section, without_verdict
 from runner.session.shutdown import Shutdown, await_answer
 from runner.session.state import CLOSED, SessionState
 from runner.session.tasks import SessionTasks
-from sandbox.speed.value import NamedTuple
 
 # The counter of a dialect for events about a call that it did not pass on.
 DROPPED_EVENTS = "dropped_events"

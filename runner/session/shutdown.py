@@ -67,9 +67,8 @@ async def _cancel(state: SessionState, token: int, waiter: Waiter, reason: str, 
                 await tell_and_wait(state, {token: waiter}, reason)
     finally:
         if waiter.answer is not None and not state.over.is_set():
-            state.refuses_calls = (
-                True  # the code that opened the session shuts the plugin down, as after any call
-            )
+            # The code that opened the session shuts the plugin down, as after any call.
+            state.refuses_calls = True
         else:
             state.fail(outcome)
 

@@ -97,9 +97,7 @@ class SessionState:
         self.more_time = MORE_SECONDS  # the hint of a call that timed out
         self.closing = False  # a shutdown has begun
         self._told_of_drops = False
-        self.refuses_calls = (
-            False  # a call was cancelled and answered: it serves no more, and is then shut down
-        )
+        self.refuses_calls = False  # a call was cancelled and answered: a shutdown comes next
         self.caller_left = False  # the caller that opened it was cancelled
         self.ends_if_talkative = False  # the plugin is ended if it sends much while no call is open
         self.ready = trio.Event()

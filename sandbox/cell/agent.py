@@ -62,7 +62,7 @@ def open_agent(
     uid_range: tuple[int, int] | None,
     until: float | None,
     limits: Limits,
-    forget: Callable[[], None] | None = None,
+    forget: Callable[[], None] | None,
 ) -> Iterator[AgentProcess]:
     """Start the agent. Raises LayerUnavailable, and OSError if processes or descriptors are exhausted. The
     arguments are those of open_gate()."""

@@ -52,10 +52,10 @@ class GateProcess(AuditedProcess):
 def open_gate(
     egress: EgressPlan,
     uid_range: tuple[int, int] | None,
-    until: float | None = None,
-    plugin: Limits | None = None,
-    forget: Callable[[], None] | None = None,
-    broker: int = -1,
+    until: float | None,
+    plugin: Limits | None,
+    forget: Callable[[], None] | None,
+    broker: int,
 ) -> Iterator[GateProcess]:
     """Start the gate. Raises LayerUnavailable, and OSError if processes or descriptors are exhausted.
 

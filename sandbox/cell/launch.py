@@ -475,7 +475,7 @@ def _launcher(
     return _Launcher(launcher.PATH.format(own), (*keep, own))
 
 
-def _data_file(stack: ExitStack, content: bytes, lowest: int = 0) -> int:
+def _data_file(stack: ExitStack, content: bytes, lowest: int) -> int:
     """A descriptor with this content. bwrap reads it to the end, so each serves one launch."""
     fd = os.memfd_create("runner", os.MFD_CLOEXEC)
     try:

@@ -199,7 +199,7 @@ _MESSAGE_BYTES = 1233  # one more than sandbox/gate/dns.py reads
 
 
 @contextmanager
-def open_lookups(*, gives_addresses: bool = False) -> Iterator[NameLookups]:
+def open_lookups(*, gives_addresses: bool) -> Iterator[NameLookups]:
     """`gives_addresses`: for `runner learn`, see NameLookups."""
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0)
     try:

@@ -118,7 +118,7 @@ class CageObserver(Meter):
 
 @contextmanager
 def open_observer(
-    identity: tuple[int, int] | None, forget: Callable[[], None] | None = None
+    identity: tuple[int, int] | None, forget: Callable[[], None] | None
 ) -> Iterator[CageObserver]:
     """Start the observer. Raises OSError if processes or descriptors are exhausted.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from typing import NamedTuple
 
 from sandbox.doctor.finding import Finding
@@ -47,8 +48,6 @@ def flaws_of(version: tuple[int, ...]) -> list[Flaw]:
 
 
 def read_version(path: str) -> str:
-    import subprocess
-
     done = subprocess.run(
         [path, "--version"],
         env={},

@@ -87,7 +87,7 @@ def limits(rules: Iterable[tuple[str, LimitRule]], move_host: bool = False) -> l
 # --- the trial ----------------------------------------------------------------------------------------------
 
 
-def try_survey(mounts: Mounts, move_host: bool = False) -> Trial:
+def try_survey(mounts: Mounts, move_host: bool) -> Trial:
     """Survey the cgroups and try them. The survey runs in this process: a child would count this process as
     another member of their group."""
     found = survey(mounts, move_host=move_host)

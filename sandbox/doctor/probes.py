@@ -40,7 +40,7 @@ from sandbox.doctor.user_namespaces import (
 )
 from sandbox.files import write_all
 from sandbox.identity.leases import LEASES
-from sandbox.identity.uid_range import DEFAULT_RANGE, usable_range
+from sandbox.identity.uid_range import usable_range
 from sandbox.network.egress import EgressPlan
 from sandbox.network.recipe import find_recipe
 from sandbox.network.trial import RecipeRefusal, try_recipe
@@ -135,10 +135,10 @@ def unmet(findings: Iterable[Finding], preferred: Iterable[str] = ()) -> tuple[F
 def examine(
     environ: Mapping[str, str],
     *,
-    uid_range: tuple[int, int] = DEFAULT_RANGE,
-    limits: tuple[tuple[str, LimitRule], ...] = (),
-    move_host: bool = False,
-    share: float = 0.25,
+    uid_range: tuple[int, int],
+    limits: tuple[tuple[str, LimitRule], ...],
+    move_host: bool,
+    share: float,
 ) -> tuple[Finding, ...]:
     """Run all probes. Findings about what the cage depends on come first.
 

@@ -243,8 +243,9 @@ def try_user_namespace(uid: int | None) -> TrialOutcome:
 _NONSENSE_STEPS = frozenset(f"{call}_nonsense" for call in NONSENSE)
 # In their order. "proc" is made by a child of the child.
 _STEPS = (
-    *("clone_nonsense", "unshare_nonsense", "mount_nonsense", "umount2_nonsense", "create", "label", "map"),
-    *(*NAMESPACES, "pivot_root_nonsense", "sethostname_nonsense", "slave", "tmpfs", "proc"),
+    *"clone_nonsense unshare_nonsense mount_nonsense umount2_nonsense create label map".split(),
+    *NAMESPACES,
+    *"pivot_root_nonsense sethostname_nonsense slave tmpfs proc".split(),
 )
 
 
@@ -350,7 +351,7 @@ def run_bwrap(
     command: Sequence[str],
     *,
     uid: int | None,
-    descriptors: Sequence[int] = (),
+    descriptors: Sequence[int],
 ) -> Run:
     """Run bwrap as a launch does: with the spawner, options in --args, and its status document."""
     arguments, status = os.memfd_create("arguments"), os.memfd_create("status")

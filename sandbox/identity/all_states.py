@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from typing import NamedTuple
 
 from sandbox.identity import reservations, uids
 from sandbox.identity.host_side import host_side, remove_host_side
@@ -18,8 +20,6 @@ from sandbox.identity.state import lock_exclusively, open_record, record_path, r
 from sandbox.identity.uid_range import RESERVATIONS
 from sandbox.paths.mounts import contains, read_mounts
 from sandbox.paths.walk import LinkRefused, TooManyLinks, close, resolve, walk
-from sandbox.speed.typed import Iterator, Mapping
-from sandbox.speed.value import NamedTuple
 
 
 class State(NamedTuple):

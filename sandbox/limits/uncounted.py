@@ -45,9 +45,11 @@ _ZFS = "/proc/spl/kstat/zfs/arcstats"
 # Lines of meminfo with pages that have a counter of their own. Not every kernel has all of them. Hugetlb is
 # what the operator set aside, Balloon what a hypervisor took back, GPUActive and GPUReclaim are of graphics
 # drivers. Shmem is in Cached, KReclaimable in Slab; VmallocUsed has KernelStack in it, and hides filters.
-_COUNTED = (
-    *("MemFree", "Buffers", "Cached", "SwapCached", "AnonPages", "Slab", "KernelStack", "PageTables"),
-    *("SecPageTables", "Percpu", "Hugetlb", "Balloon", "GPUActive", "GPUReclaim"),
+_COUNTED = tuple(
+    (
+        "MemFree Buffers Cached SwapCached AnonPages Slab KernelStack PageTables SecPageTables Percpu Hugetlb"
+        " Balloon GPUActive GPUReclaim"
+    ).split()
 )
 
 # How fast a plugin can take pages: 0.5 GiB a second were measured, and 2 GiB for a second of processor time.

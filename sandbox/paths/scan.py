@@ -67,7 +67,16 @@ class Scan:
     """The scan of one source, and what it has found."""
 
     __slots__ = (
-        *("access", "asked", "count", "denylist", "endings", "guarded", "limit", "links", "names", "owner"),
+        "access",
+        "asked",
+        "count",
+        "denylist",
+        "endings",
+        "guarded",
+        "limit",
+        "links",
+        "names",
+        "owner",
         "strangers",
     )
 

@@ -41,7 +41,6 @@ class OpenSource(NamedTuple):
     identity: FileIdentity
     kind: Literal["dir", "file"]
     access: Access
-    scanned: int = 0  # number of entries
     uid: int = 0  # its owner
     gid: int = 0
     strangers: tuple[tuple[int, str], ...] = ()  # other owners in it, each with one path; see Scan
@@ -287,7 +286,6 @@ def look_inside(
     return source._replace(
         uid=status.st_uid,
         gid=status.st_gid,
-        scanned=scan.count,
         strangers=tuple(scan.strangers.items()),
         guarded=tuple(scan.guarded),
     )

@@ -51,10 +51,7 @@ _NETWORK_FILE_LIMIT = 1 << 20
 
 # Parts of a procfs that reveal the host: world-readable ones, and ones that only root may read. Also the
 # memory of the cage's own init, which still holds bwrap's options and the host's mount table.
-PROC_MASKS = (
-    *("kallsyms", "kcore", "keys", "timer_list", "interrupts", "sched_debug", "kmsg"),
-    *("1/mem", "1/task/1/mem"),
-)
+PROC_MASKS = tuple("kallsyms kcore keys timer_list interrupts sched_debug kmsg 1/mem 1/task/1/mem".split())
 
 
 _PASSWD = b"root:x:0:0:root:/:/usr/sbin/nologin\nnobody:x:65534:65534:plugin:/tmp:/usr/sbin/nologin\n"
@@ -198,7 +195,7 @@ _FIXED_FOLDERS = (
 )  # folders of the cage's own, under names that the host has too
 
 
-def visibility_check(operations: Iterable[Operation], roots: Iterable[str] = ()) -> Callable[[str], bool]:
+def visibility_check(operations: Iterable[Operation], roots: Iterable[str]) -> Callable[[str], bool]:
     """Return a function that tells whether an absolute path leads to the same file in the cage as on the
     host.
 

@@ -75,9 +75,8 @@ class Decision(NamedTuple):
 
     paths: tuple[Ownership, ...] = ()
     account: Account | None = None  # the plugin runs as this account instead of a leased uid
-    maps_state: bool = (
-        False  # its state keeps its reserved uid, mapped to the account; else it is the account's
-    )
+    # Its state keeps its reserved uid, mapped to the account; else it is the account's.
+    maps_state: bool = False
     left: tuple[str, ...] = ()  # where files of a reserved uid may be left
     denials: tuple[Denial, ...] = ()
 

@@ -246,9 +246,8 @@ class PlanRequest(NamedTuple):
     conceal: tuple[str, ...]  # real paths that must not be read from inside
     state_dir: str | None
     project: Project | None = None
-    reserved_for: str = (
-        ""  # the state directory it would have, if it has none: a uid can be reserved for that
-    )
+    # The state directory it would have, if it has none: a uid can be reserved for that.
+    reserved_for: str = ""
     root_inside: str = ""  # path of `root` in the cage; '': the same
     root_is_copy: bool = False  # a copy of the folder `root_inside` of the host, mounted in its place
     # Only these files and folders of `root` are shown, as far as they exist; empty: all of it.

@@ -1,8 +1,7 @@
-"""Open the sources of a finished plan for one launch.
+"""The sources that a finished plan cannot hold: the state directory, and what a stored plan's plugin writes.
 
-A plan names each source by path and identity. `reopen` opens the sources of a plan that was made earlier, and
-checks each one again as if it were new. `open_state` opens the state directory, which may not exist before
-the launch has claimed it. `with_state` puts what was opened into the plan.
+A plan names each source by path and identity. `open_state` opens the state directory, which may not exist
+before the launch has claimed it. `with_state` puts what was opened into the plan.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from sandbox.paths.denied_paths import normal
 from sandbox.paths.mounts import join
 from sandbox.paths.scan import SourceRefused
 from sandbox.paths.source import OpenSource, SourceMissing, look_inside, open_source
-from sandbox.plan.plan import Bind, Guard, Idmapped, LaunchPlan, OpenPlan, PlanOutdated, PlanRefused
+from sandbox.plan.plan import Bind, Idmapped, LaunchPlan, OpenPlan, PlanOutdated, PlanRefused
 from sandbox.spec import Access, Denial, GrantedPath
 from sandbox.speed.scopes import ExitStack, contextmanager
 from sandbox.speed.typed import TYPE_CHECKING, Iterator, Literal, Mapping, Sequence
@@ -24,65 +23,6 @@ if TYPE_CHECKING:
     from sandbox.plan.owners import Decision
 
 _STATE = "state"
-_PLAN_AGAIN = "make the plan again: start the plugin from its manifest"
-
-
-@contextmanager
-def reopen(plan: LaunchPlan, denylist: Denylist, *, scan_limit: int) -> Iterator[OpenPlan]:
-    """Open every source of `plan` but its state, which is only checked. Raises PlanRefused.
-
-    Each source is checked against the denylist and scanned again. It must also be the one that the plan was
-    made for: the same real path, device, inode and mode, and the same owner if that is mapped. The change
-    time is not compared, because every new file in a folder changes it.
-    """
-    origins = _origins(plan)
-    mapped = {each.dest: each.uid for each in plan.idmapped}
-    staged = {each.dest for each in plan.staged}
-    descriptors: dict[str, int] = {}
-    refusals: list[Denial] = []
-    guards: list[Guard] = []
-    with ExitStack() as stack:
-        for bind in plan.operations:
-            if not isinstance(bind, Bind):
-                continue
-            origin = origins.get(bind.dest, "")
-            access: Access = "write" if bind.writable or bind.dest in staged else "read"
-            try:
-                source = _open_again(bind, access, origin, denylist, scan_limit)
-            except SourceMissing:
-                if origin != _STATE:
-                    refusals.append(_changed(bind.path, f"{bind.path} does not exist any more"))
-                continue
-            except SourceRefused as refused:
-                refusals.append(Denial(refused.rule, refused.asked, refused.reason, refused.hint))
-                continue
-            stack.callback(os.close, source.fd)
-            if origin == _STATE:
-                continue  # the launch opens it after it was claimed
-            if not _is_same(source, bind):
-                refusals.append(_changed(bind.path, f"{bind.path} is not the file the plan was made for"))
-            elif source.uid != mapped.get(bind.dest, source.uid):
-                refusals.append(_changed(bind.path, f"{bind.path} has another owner than in the plan"))
-            descriptors[bind.dest] = source.fd
-            if bind.writable:
-                guards += _guards(plan, bind.dest, source, denylist, refusals)
-        if refusals:
-            raise PlanRefused(refusals)
-        yield OpenPlan(plan._replace(guards=tuple(guards)), descriptors)
-
-
-def _guards(
-    plan: LaunchPlan, dest: str, source: OpenSource, denylist: Denylist, refusals: list[Denial]
-) -> Sequence[Guard]:
-    """The guards of a writable folder as it is now."""
-    from sandbox.plan.guards import guards_of
-
-    try:
-        folders = [op.real for op in plan.operations if isinstance(op, Bind) and op.writable]
-        return guards_of(dest, source, denylist, _hidden(plan, dest, source), (), folders)
-    except PlanRefused as refused:
-        refusals += refused.denials
-        return ()
 
 
 def judge_written(opened: OpenPlan, denylist: Denylist, *, scan_limit: int) -> None:
@@ -111,39 +51,13 @@ def judge_written(opened: OpenPlan, denylist: Denylist, *, scan_limit: int) -> N
             raise PlanOutdated(f"what is guarded in {bind.path}")
 
 
-def _open_again(bind: Bind, access: Access, origin: str, denylist: Denylist, scan_limit: int) -> OpenSource:
-    return open_source(
-        bind.path,
-        access=access,
-        denylist=denylist,
-        scan_limit=scan_limit,
-        trusted=_is_trusted(bind.path, origin),
-        own_state=origin == _STATE,
-    )
-
-
 def _origins(plan: LaunchPlan) -> Mapping[str, str]:
     return {shown.inside or shown.path: shown.origin for shown in plan.shown}
-
-
-def _is_same(source: OpenSource, bind: Bind) -> bool:
-    return (source.real, *source.identity[:3]) == (bind.real, *bind.identity[:3])
 
 
 def _hidden(plan: LaunchPlan, dest: str, source: OpenSource) -> list[str]:
     hidden = (each.path for each in plan.guards if each.dest == dest and each.access == "hidden")
     return [join(source.real, path) for path in hidden]
-
-
-def _is_trusted(path: str, origin: str) -> bool:
-    """Whether the scan is skipped, as it was when the plan was made (compile.py)."""
-    return origin in ("the system", "the image", _STATE) or (
-        origin == "the program" and path.startswith("/usr/")
-    )
-
-
-def _changed(path: str, reason: str) -> Denial:
-    return Denial("plan_outdated", path, reason, _PLAN_AGAIN)
 
 
 @contextmanager

@@ -245,9 +245,8 @@ class Policy(NamedTuple):
     capabilities: CapabilityRule = CapabilityRule()
     on_hook_failure: HookFailure = "continue"  # taken as the answer of a hook that failed
     images: tuple[str, ...] = ()  # patterns of references: what a manifest may have as its root
-    run_as: str = (
-        ""  # an account or uid for plugins that write where no owner can be mapped; see plan/owners.py
-    )
+    # An account or uid for plugins that write where no owner can be mapped; see plan/owners.py.
+    run_as: str = ""
     packages: PackageRule = PackageRule()
     approvals: ApprovalRule = ApprovalRule()
     credentials: tuple[CredentialRule, ...] = ()

@@ -569,7 +569,8 @@ class _CgroupsTable(OperatorTable):
         str,
         _choice(
             "Whether other processes of its own delegated unit may be moved to a group below it.",
-            *("stay", "move"),
+            "stay",
+            "move",
         ),
     ] = "stay"
 

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import os
 import tomllib
-from typing import cast
+from typing import NamedTuple, cast
 
 from sandbox.seccomp import bpf, syscalls
 from sandbox.seccomp.filter import AUDIT_ARCH, PROFILE_DIRECTORY
-from sandbox.speed.value import NamedTuple
 
 # Asm-generic numbers, the same on both architectures. Not from the module errno, so that the result does not
 # depend on the machine that compiles.

@@ -60,7 +60,7 @@ def unpack(raw: bytes, classes: Iterable[type[tuple[Any, ...]]]) -> Any:
         raise ValueError(f"not a value of ours: {error!r}") from None
 
 
-def from_plain(plain: Any, classes: Iterable[type[tuple[Any, ...]]], blanks: Sequence[str] = ()) -> Any:
+def from_plain(plain: Any, classes: Iterable[type[tuple[Any, ...]]], blanks: Sequence[str]) -> Any:
     """What `as_plain` was given. `blanks`: the texts that were left out. Raises ValueError."""
     makers = _makers(classes)
     makers[BLANK] = lambda items: blanks[items[0]]

@@ -31,9 +31,9 @@ _CALL_WITH_VALUE = {
 # Options of `runner run` that decide about its cage, and take a value.
 _RUN_WITH_VALUE = frozenset(
     (
-        *("--name", "--read", "--write", "--net", "--cwd", "--env", "--policy", "--state-dir", "--wrapped"),
-        *("--memory", "--pids", "--cpu", "--cpu-time", "--deadline", "--limit"),
-    )
+        "--name --read --write --net --cwd --env --policy --state-dir --wrapped --memory --pids --cpu"
+        " --cpu-time --deadline --limit"
+    ).split()
 )
 _RUN_FLAGS = ("--project", "--project=read", "--project=write")
 

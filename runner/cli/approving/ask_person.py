@@ -24,15 +24,24 @@ from runner.approvals.tools import identity_of
 from runner.cli.approving.items import AskedItem, item_lines, items_of, limit_items
 from runner.cli.approving.subject import AllowSubject, command_for, own_words
 from runner.cli.approving.tool_changes import ask_about_tools, withheld_tools
+from runner.cli.shared.reachable_hosts import never_dialled
 from runner.cli.shared.text import ask_person, day, say
+from runner.launch.denylist import make_denylist
+from runner.launch.plan import plan
 from runner.launch.prepare import hold_against_policy
+from runner.launch.sources import Sources
 from runner.launch.stages import Decided, Loaded, Stopwatch
 from runner.outcome import EXIT, Code, Failure, Outcome
 from sandbox.document.diagnostic import printable, quoted
+from sandbox.paths.denied_paths import lexical_hit
 from sandbox.paths.homes import homes
+from sandbox.paths.in_tree import find_in_tree
+from sandbox.paths.mounts import contains, read_mounts
+from sandbox.paths.program import script_of
+from sandbox.plan.mentions import words_of
 from sandbox.policy.approval import join_approvals
-from sandbox.policy.policy import steers
-from sandbox.spec import Approval
+from sandbox.policy.policy import RUNTIME_PATHS, steers
+from sandbox.spec import Access, Approval
 
 _DECLINED = _DIFFERENT = _NOT_FOUND = 1
 
@@ -137,9 +146,6 @@ def _impossible(added: Approval, after: Decided) -> Iterator[_Hindrance]:
     """The paths that no approval can grant, judged by name. A launch also checks the files."""
     if not added.read and not added.write:
         return
-    from runner.launch.denylist import make_denylist
-    from sandbox.paths.mounts import read_mounts
-    from sandbox.spec import Access
 
     denylist = make_denylist(after, "", read_mounts(), os.environ)
     paths: tuple[tuple[Access, tuple[str, ...]], ...] = (("read", added.read), ("write", added.write))
@@ -154,8 +160,6 @@ def _impossible(added: Approval, after: Decided) -> Iterator[_Hindrance]:
 
 def _impossible_hosts(hosts: tuple[str, ...], after: Decided) -> Iterator[_Hindrance]:
     """Ports of this machine that the policy does not open, and hosts that are never dialled."""
-    from runner.cli.shared.reachable_hosts import never_dialled
-
     for denial in after.grant.refused:
         if denial.rule == "network_loopback":
             yield _Hindrance(f"{denial.asked}: {denial.reason}", denial.hint)
@@ -168,9 +172,6 @@ def _impossible_hosts(hosts: tuple[str, ...], after: Decided) -> Iterator[_Hindr
 
 def _launch_failure(after: Decided) -> Failure | None:
     """Why the plugin could not start with the approval, by its plan; None: it could. Nothing is started."""
-    from runner.launch.plan import plan
-    from runner.launch.sources import Sources
-
     if after.grant.refused:
         return None  # told already
     try:
@@ -297,13 +298,6 @@ def _notes(shown: _Proposal, items: tuple[AskedItem, ...]) -> dict[AskedItem, st
 def _unasked_paths(shown: _Proposal) -> Iterator[str]:
     """Advice about host paths in the arguments and variables that the cage does not show: most servers name
     their folders there."""
-    from sandbox.paths.denied_paths import lexical_hit
-    from sandbox.paths.in_tree import find_in_tree
-    from sandbox.paths.mounts import contains
-    from sandbox.paths.program import script_of
-    from sandbox.plan.mentions import words_of
-    from sandbox.policy.policy import RUNTIME_PATHS
-
     plugin, record = shown.loaded.plugin, shown.record
     image = plugin.spec.image
     if plugin.entrypoint is None:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
+from runner.cli import verb_parser
 from runner.cli.approving.items import item_lines, items_of
 from runner.cli.shared.command import command_of, wrapped_record
 from runner.contracts.configurations import PLUGIN_PREFIX
@@ -61,7 +62,6 @@ def unwrap_subject(loaded: Loaded) -> AllowSubject:
 
 def _parsed(options: Sequence[str]) -> argparse.Namespace:
     """Parse the options of an entry. Raises ValueError in place of printing help or exiting."""
-    from runner.cli import verb_parser
 
     def refuse(told: str) -> NoReturn:
         raise ValueError(

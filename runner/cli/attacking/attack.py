@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from runner import __version__
+from runner.cli.attacking.page import html_page
 from runner.cli.shared.text import say
 from runner.launch.command import Command
 from runner.launch.rehearse import rehearse
@@ -382,8 +383,6 @@ def print_document(document: Mapping[str, Any], form: str) -> int:
     if form == "json":
         print(json.dumps(document, indent=2))
     elif form == "html":
-        from runner.cli.attacking.page import html_page
-
         print(html_page(document), end="")
     else:
         say(text(document), sys.stdout)

@@ -10,9 +10,16 @@ import contextlib
 import os
 import sys
 import time
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
+from runner.approvals.record import ApprovalsUnusable
+from runner.cli import drop_environment
+from runner.cli.approving.ask_person import propose
+from runner.cli.approving.subject import unwrap_subject
+from runner.cli.call import configured, contents_of, read_secrets
 from runner.cli.exec import secret_files
+from runner.cli.learning.proposal_text import proposal_lines
+from runner.cli.shared.json_option import read_json_option
 from runner.cli.shared.launching import CommandLineHost, is_stderr_writable
 from runner.cli.shared.launching import launch as launch_plugin
 from runner.cli.shared.options import (
@@ -25,15 +32,23 @@ from runner.cli.shared.options import (
 )
 from runner.cli.shared.report_file import ReportFile, ReportFileError
 from runner.cli.shared.text import say
+from runner.contracts.registry import command_contract, find_contract
+from runner.install.roots import store_roots
+from runner.launch.advice.scene import scene_of
+from runner.launch.carry_out import judge_end
+from runner.launch.command import environ_of_host
+from runner.launch.denylist import make_denylist
+from runner.launch.read import load
+from runner.launch.rehearse import rehearse
+from runner.launch.report import report
 from runner.launch.run import run as run_plugin
 from runner.launch.stages import Ended, Invocation, Planned, Started, Stopwatch
+from runner.learn.judge import Lesson, propose_needs
+from runner.learn.proposal import Proposal, emit
 from runner.outcome import EXEC_REFUSED, EXIT, USAGE_ERROR, Failure, Outcome
 from sandbox.document.diagnostic import printable
-
-if TYPE_CHECKING:
-    from runner.learn.judge import Lesson
-    from runner.learn.proposal import Proposal
-    from sandbox.spec import Access
+from sandbox.paths.mounts import read_mounts
+from sandbox.spec import Access
 
 NAME = "learn"
 EXAMPLE = """runner learn ./my-plugin --call demo_echo --input '{"text": "hello"}'"""
@@ -183,8 +198,6 @@ def _learn_attached(
     status = launch_plugin(NAME, begin, host, report_file)
     if not seen:
         return status
-    from runner.launch.carry_out import judge_end
-    from runner.launch.report import report
 
     [ended] = seen
     planned = ended.started.planned
@@ -198,11 +211,7 @@ def _learn_by_calls(
     args: argparse.Namespace, invocation: Invocation, report_file: ReportFile
 ) -> tuple[Planned, Lesson] | int:
     """Start the plugin, make the calls, and end it."""
-    from runner.cli.call import configured, contents_of, read_secrets
     from runner.cli.live.learn_calls import talk
-    from runner.cli.shared.json_option import read_json_option
-    from runner.contracts.registry import command_contract, find_contract
-    from runner.launch.rehearse import rehearse
 
     name = command_contract() if is_command(args) else contract_at_args(args)
     contract = None if name is None else find_contract(name)
@@ -223,11 +232,6 @@ def _learn_by_calls(
 
 
 def _lesson(planned: Planned, document: dict[str, Any], output: str) -> Lesson:
-    from runner.install.roots import store_roots
-    from runner.launch.advice.scene import scene_of
-    from runner.launch.command import environ_of_host
-    from runner.learn.judge import Lesson
-
     environ = environ_of_host(planned.invocation.command, os.environ)
     return Lesson(
         scene_of(planned, environ),
@@ -243,10 +247,6 @@ def _lesson(planned: Planned, document: dict[str, Any], output: str) -> Lesson:
 
 
 def _propose(planned: Planned, lesson: Lesson) -> Proposal:
-    from runner.launch.denylist import make_denylist
-    from runner.learn.judge import propose_needs
-    from sandbox.paths.mounts import read_mounts
-
     mounts = read_mounts()
     denylist = make_denylist(planned.decided, planned.bwrap, mounts, os.environ, writes=True)
 
@@ -260,10 +260,6 @@ def _propose(planned: Planned, lesson: Lesson) -> Proposal:
 def _print(
     args: argparse.Namespace, invocation: Invocation, proposal: Proposal, output: IO[str] | None
 ) -> None:
-    from runner.cli.learning.proposal_text import proposal_lines
-    from runner.launch.read import load
-    from runner.learn.proposal import emit
-
     if args.emit is not None:
         told = emit(proposal, args.emit)
     else:
@@ -276,12 +272,6 @@ def _print(
 
 def _apply(args: argparse.Namespace, invocation: Invocation, proposal: Proposal) -> int:
     """Record the proposal as an approval, by the same words and the same question as `runner allow`."""
-    from runner.approvals.record import ApprovalsUnusable
-    from runner.cli import drop_environment
-    from runner.cli.approving.ask_person import propose
-    from runner.cli.approving.subject import unwrap_subject
-    from runner.launch.read import load
-
     subject = unwrap_subject(load(invocation, Stopwatch()))
     if subject.entry is not None:
         drop_environment()

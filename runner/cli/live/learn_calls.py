@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.cli.live.session import cancelled_by_signals, run_on_trio
 from runner.cli.shared.text import say
@@ -19,7 +19,6 @@ from runner.session.open import open_session
 from runner.session.session import Session
 from sandbox.cell.contents import Contents
 from sandbox.document.diagnostic import printable
-from sandbox.speed.value import NamedTuple
 
 _STDERR_LINES = 5  # that are shown of a plugin that failed
 _MOST_OUTPUT = 64 << 10  # characters of each answer that are searched for names

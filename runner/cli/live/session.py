@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import trio
 
@@ -31,7 +31,6 @@ from runner.session.record import with_signal
 from runner.session.session import Session
 from sandbox.cell.contents import Contents
 from sandbox.spec import Note
-from sandbox.speed.value import NamedTuple
 
 _T = TypeVar("_T")
 
@@ -102,7 +101,7 @@ def run_session(request: SessionRequest, output: Output, what: str, work: Any) -
         if os.environ.get("RUNNER_DEBUG"):
             raise
         failed = PluginFailure(failure_of(error, None, ran=True).outcome)
-        failed.report = bare_report(request.invocation, failed.outcome)
+        failed.report = bare_report(failed.outcome)
         ended = Conversation(failed.outcome, failed.report, None, failed)
     # In no event loop: the record of a call may be long.
     if ended.failed is None:
@@ -124,11 +123,9 @@ def run_session(request: SessionRequest, output: Output, what: str, work: Any) -
     return EXIT[ended.outcome.code]
 
 
-def tell_refused(
-    invocation: Invocation, error: PluginError | PluginFailure, output: Output, sink: ReportFile
-) -> int:
+def tell_refused(error: PluginError | PluginFailure, output: Output, sink: ReportFile) -> int:
     """Print and report a call that was refused before anything was started."""
-    error.report = bare_report(invocation, error.outcome)
+    error.report = bare_report(error.outcome)
     if error.invocation is not None:
         error.report["invocation"] = error.invocation
     output.failure(error)
@@ -193,7 +190,7 @@ async def _conversation(request: SessionRequest, output: Output, what: str, work
         report = with_signal(report, numbers[0])
     if failed is None and outcome.cause == "hook_failed" and report and report["outcome"]["code"] != "ok":
         output.stderr_tail(seen[0].stderr)  # the plugin ended during the hook
-    report = with_outcome(report or bare_report(request.invocation, outcome), outcome)
+    report = with_outcome(report or bare_report(outcome), outcome)
     record = _record(request.prepared, seen, outcome)
     if record is not None:
         report["invocation"] = record

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-from typing import TYPE_CHECKING, Any
+import os
+import time
+from typing import Any
 
 from runner.cli.serving import binding_calls as calls
 from runner.cli.serving.socket_option import add_socket, add_token, ask
@@ -14,9 +17,6 @@ from runner.cli.shared.table import print_table
 from runner.cli.shared.text import say
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import printable
-
-if TYPE_CHECKING:
-    import argparse
 
 NAME = "binding"
 EXAMPLE = "runner binding set bind_1 --percent 25"
@@ -150,8 +150,6 @@ def _change(args: argparse.Namespace) -> int:
 
 
 def _validate(args: argparse.Namespace) -> int:
-    import os
-
     if args.which == "-" or os.path.isfile(args.which):
         record = read_json_option("FILE", args.which if args.which == "-" else f"@{args.which}")
         found = ask(args, NAME, "POST", f"{PATH}:validate", record)
@@ -223,7 +221,6 @@ def show_history(found: dict[str, Any], *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(found))
         return 0
-    import time
 
     rows = [
         (

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+import time
+from typing import Any
 
 from runner.cli.serving.socket_option import ask
 from runner.cli.serving.via import quote
@@ -12,9 +14,7 @@ from runner.cli.shared.actions import Actions, argument
 from runner.cli.shared.json_option import read_json_option
 from runner.cli.shared.table import print_table
 from sandbox.document.diagnostic import printable
-
-if TYPE_CHECKING:
-    import argparse
+from sandbox.units import parse_limit
 
 _VERB = "binding"
 _BINDINGS = "/v1/plugin-bindings"
@@ -186,14 +186,11 @@ def _moment(option: str, word: str | None) -> str | None:
     """A time as the door reads it. A duration is that long ago."""
     if word is None or "T" in word or word.isdecimal():
         return word
-    import time
 
     return f"{time.time() - _seconds(option, word):.3f}"
 
 
 def _seconds(option: str, word: str) -> float:
-    from sandbox.units import parse_limit
-
     try:
         return float(parse_limit("call", word))
     except ValueError as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runner.cli.serving.socket_option import ask
 from runner.cli.serving.via import quote
@@ -13,9 +14,6 @@ from runner.cli.shared.text import say
 from runner.outcome import USAGE_ERROR
 from sandbox.document.diagnostic import printable
 from sandbox.units import parse_duration
-
-if TYPE_CHECKING:
-    import argparse
 
 _TITLES = ("ACCEPTED", "ID", "PLUGIN", "CALLED", "OUTCOME", "SECONDS", "CALLER")
 _MOST = 100

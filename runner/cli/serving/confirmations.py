@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from runner.cli import main
 from runner.cli.serving.socket_option import ask
 from runner.cli.serving.via import quote
 from runner.cli.shared.text import say
 from sandbox.document.diagnostic import printable
-
-if TYPE_CHECKING:
-    import argparse
 
 NAME = "ctl"
 
@@ -51,7 +50,6 @@ def _allow_host(args: argparse.Namespace, row: dict[str, Any]) -> int:
     if words[:2] != ["runner", "allow"] or "--yes" in words:
         say(printable(f"runner ctl: type this: {row['command']}"))
         return 1
-    from runner.cli import main
 
     say(printable(row["command"]))
     if status := main(words[1:]):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runner.cli.serving.call_list import add_call_filters, list_calls
 from runner.cli.serving.confirmations import act_on_confirmations
@@ -16,9 +17,6 @@ from runner.cli.shared.browser import open_in_browser
 from runner.cli.shared.text import say
 from runner.outcome import USAGE_ERROR
 from sandbox.document.diagnostic import printable
-
-if TYPE_CHECKING:
-    import argparse
 
 NAME = "ctl"
 EXAMPLE = "runner ctl reset notes"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from runner.cli.serving.fleet_option import fleet_verb
 from runner.cli.serving.via import read_document, read_seconds, read_words, tell_answer
 from runner.cli.shared.text import say
+from runner.protocol.calls import CallRequest
 from sandbox.document.diagnostic import printable
 
 if TYPE_CHECKING:
@@ -54,7 +55,6 @@ async def _submit(
     address: FleetAddress, name: str, document: dict[str, Any], seconds: float | None, given: dict[str, str]
 ) -> tuple[int, Any]:
     from runner.fleet.client import new_call, open_client
-    from runner.protocol.calls import CallRequest
 
     async with open_client(address) as fleet:
         plugin = await fleet.find(name)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runner.cli.serving.via import tell_error
 from runner.cli.shared.text import print_diagnostics, say
 from runner.extras import missing
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import DocumentError, printable
-
-if TYPE_CHECKING:
-    import argparse
 
 HELP = "the servers of a fleet (nats://HOST:PORT), or a file with servers, user and keys: docs/fleet.md"
 

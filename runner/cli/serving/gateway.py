@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NoReturn
 
+from runner.approvals.record import ApprovalsUnusable
+from runner.cli import verb_parser
 from runner.cli.serving.hub_entry import IDLE
 from runner.cli.shared.browser import open_in_browser
 from runner.cli.shared.text import print_diagnostics, say
+from runner.contracts.registry import all_contracts
+from runner.exceptions import PluginFailure
 from runner.extras import missing
+from runner.gateway.logins import LoginRecord
+from runner.gateway.settings import DEFAULT_CLIENT, GatewaySettings
 from runner.outcome import EXIT, USAGE_ERROR
+from runner.serve.listen import CannotListen
 from sandbox.document.diagnostic import DocumentError, printable
+from sandbox.policy.load import load_policy
+from sandbox.units import parse_limit
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable, Iterator, Sequence
-    from typing import NoReturn
-
     from runner.gateway.options import StdioOptions
-    from runner.gateway.settings import GatewaySettings
 
 NAME = "gateway"
 EXAMPLE = "runner gateway --config ./plugins --config ~/.cursor/mcp.json"
@@ -79,8 +85,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from runner.approvals.record import ApprovalsUnusable
-
     def tell(text: str) -> None:
         say(printable(f"runner gateway: {text}"))
 
@@ -119,7 +123,6 @@ def _sign(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
         raise ValueError("--config is missing; or write login NAME or logout NAME, with --settings FILE")
     if not name or not args.settings:
         raise ValueError(f"{action}: name a server of the settings: {action} NAME --settings FILE")
-    from runner.gateway.logins import LoginRecord
     from runner.gateway.settings_file import read_settings
     from runner.gateway.sign_in import SignIn, is_scope, run_sign_in
 
@@ -138,8 +141,6 @@ def _sign(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
         removed = record.remove()
         say(f"{name}: {'signed out here; the server was not told' if removed else 'nobody was signed in'}")
         return 0
-    from runner.exceptions import PluginFailure
-    from sandbox.policy.load import load_policy
 
     def show(url: str) -> None:
         tell(f"to sign in at {name}, open this in a browser on this machine:")
@@ -164,8 +165,6 @@ def _sign(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
 def _listen(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
     """Raises ValueError."""
     from runner.gateway import hub
-    from runner.serve.listen import CannotListen
-    from sandbox.units import parse_limit
 
     if args.config or args.names or args.settings or args.policy or args.audit:
         raise ValueError(
@@ -185,7 +184,6 @@ def _listen(args: argparse.Namespace, tell: Callable[[str], None]) -> int:
 
 def read_options(words: Sequence[str], folder: str) -> StdioOptions:
     """Of a client of a hub, which was started in this folder. Raises ValueError and DocumentError."""
-    from runner.cli import verb_parser
 
     def refuse(message: str) -> NoReturn:
         raise ValueError(message or "only runner gateway --help shows the options")
@@ -200,8 +198,6 @@ def _options(args: argparse.Namespace, folder: str) -> StdioOptions:
     """`folder`: what relative paths are in; empty: the working one. Raises ValueError and DocumentError."""
     from runner.gateway.audit import AuditFile
     from runner.gateway.options import StdioOptions
-    from runner.gateway.settings import GatewaySettings
-    from sandbox.units import parse_limit
 
     for name in ("policy", "settings", "client", "audit"):
         if getattr(args, name) == "":
@@ -245,16 +241,12 @@ def _options(args: argparse.Namespace, folder: str) -> StdioOptions:
 
 def _require_client(name: str, settings: GatewaySettings) -> None:
     """Raises ValueError."""
-    from runner.gateway.settings import DEFAULT_CLIENT
-
     if name != DEFAULT_CLIENT and name not in settings.clients:
         known = ", ".join(settings.clients) or "none"
         raise ValueError(f"--client {name}: the settings have no such client; they have {known}")
 
 
 def _remarks(paths: list[str]) -> Iterator[str]:
-    from runner.contracts.registry import all_contracts
-
     for hosts in (each.configurations for each in all_contracts()):
         if hosts is not None:
             yield from filter(None, map(hosts.gateway_remark, paths))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
-from typing import TYPE_CHECKING
 
 from runner.cli.serving.fleet_option import HELP as HELP_FLEET
 from runner.cli.serving.fleet_option import ask_workers, fleet_verb
@@ -14,9 +14,6 @@ from runner.cli.shared.text import say
 from runner.outcome import EXIT, USAGE_ERROR
 from runner.serve.client import NoDaemon
 from sandbox.document.diagnostic import printable
-
-if TYPE_CHECKING:
-    import argparse
 
 NAME = "logs"
 EXAMPLE = "runner logs --follow notes"

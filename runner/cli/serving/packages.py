@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runner.cli.serving.binding import (
     add_binding_options,
@@ -20,9 +21,6 @@ from runner.cli.shared.table import print_table
 from runner.cli.shared.text import say
 from runner.outcome import USAGE_ERROR
 from sandbox.document.diagnostic import printable
-
-if TYPE_CHECKING:
-    import argparse
 
 PATH = "/v1/plugin-packages"
 _TITLES = ("ID", "STATE", "SIGNATURE", "REVIEW", "PUBLISHER", "SOURCE", "REASON")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from runner.cli.serving.fleet_option import HELP as HELP_FLEET
 from runner.cli.serving.fleet_option import fleet_verb, with_fleet
@@ -12,9 +13,6 @@ from runner.cli.serving.socket_option import add_socket, ask
 from runner.cli.shared.table import print_table
 from sandbox.document.diagnostic import printable
 from sandbox.units import format_duration
-
-if TYPE_CHECKING:
-    import argparse
 
 NAME = "ps"
 EXAMPLE = "runner ps --json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import socket
 from typing import TYPE_CHECKING, Any
@@ -10,13 +11,17 @@ from runner.cli.serving.fleet_option import fleet_verb
 from runner.cli.serving.gateway import PATH
 from runner.cli.shared.text import say
 from runner.extras import install_command, missing
+from runner.gateway.settings import GatewaySettings
 from runner.outcome import EXIT, USAGE_ERROR
 from runner.serve.client import default_socket
+from runner.serve.listen import listen_tcp, listen_unix
+from runner.serve.peer import LOCAL_NAMES, Rules, read_token
+from runner.serve.refusal import ControlUnusable
+from runner.serve.service_manager import take_sockets
 from sandbox.document.diagnostic import DocumentError, printable
+from sandbox.units import parse_limit, parse_size
 
 if TYPE_CHECKING:
-    import argparse
-
     from runner.serve.daemon import DoorBackend, ServeOptions
     from runner.serve.mounted import DoorMount
     from runner.serve.tls import DoorTls
@@ -117,7 +122,6 @@ def run(args: argparse.Namespace) -> int:
         say(f"runner serve: {missing('serve', error)}")
         return EXIT["launch_failed"]
     from runner.ledger.sqlite_file import DatabaseUnusable
-    from runner.serve.refusal import ControlUnusable
 
     listeners: list[socket.socket] = []
     args.unlink = None
@@ -174,7 +178,6 @@ def _tls(args: argparse.Namespace) -> DoorTls | None:
 
 def _gateway(settings_file: str | None) -> DoorMount:
     """The gateway. Its imports take most of a second, and wait for the first request. Raises ValueError."""
-    from runner.gateway.settings import GatewaySettings
     from runner.serve.mounted import CannotMount, DoorMount
 
     settings = GatewaySettings()
@@ -222,11 +225,7 @@ def _options(args: argparse.Namespace, listeners: list[socket.socket]) -> ServeO
     """Raises ValueError and CannotListen. `listeners`: gets the sockets, also if it raises."""
     from runner.ledger.file import LedgerBounds
     from runner.serve.daemon import ServeOptions
-    from runner.serve.listen import listen_tcp, listen_unix
-    from runner.serve.peer import LOCAL_NAMES, Rules, read_token
     from runner.serve.roster import default_ledger
-    from runner.serve.service_manager import take_sockets
-    from sandbox.units import parse_limit, parse_size
 
     files = (
         "token_file",

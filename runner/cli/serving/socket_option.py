@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import os
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from runner.cli.serving.via import tell_error
 from runner.cli.shared.text import say
 from runner.outcome import EXIT, USAGE_ERROR
 from runner.serve.client import Client, DoorAnswer, NoDaemon, default_socket
+from runner.serve.peer import read_token
 from sandbox.document.diagnostic import printable
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping
 
 
 def add_socket(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +54,6 @@ def ask(
     """The answer as JSON, or the exit status of a failure, which was printed."""
     given = dict(headers or {})
     if getattr(args, "token_file", None) is not None:
-        from runner.serve.peer import read_token
-
         try:
             given["Authorization"] = f"Bearer {read_token(args.token_file).decode()}"
         except ValueError as error:

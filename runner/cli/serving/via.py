@@ -8,8 +8,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from runner.cli.shared.json_option import read_json_option
 from runner.outcome import EXIT, USAGE_ERROR
 from runner.serve.client import Client, NoDaemon
+from sandbox.document.diagnostic import printable
+from sandbox.units import parse_limit
 
 _OPTIONS = ("--input", "--kind", "--timeout", "--context", "--key")
 _SWITCHES = ("--json",)
@@ -56,8 +59,6 @@ def tell_error(status: int, found: Any, *, as_json: bool = False) -> int:
     if as_json:
         print(json.dumps(found), file=sys.stderr)
     else:
-        from sandbox.document.diagnostic import printable
-
         phase = f" in {error['phase']}" if error.get("phase") else ""
         cause = f" ({error['cause']})" if error.get("cause") else ""
         hint = f"; {error['hint']}" if error.get("hint") else ""
@@ -143,7 +144,6 @@ def _json(option: str, word: str | None) -> Any:
     except (ValueError, RecursionError):
         pass
     # A file, stdin, or a fault that this names.
-    from runner.cli.shared.json_option import read_json_option
 
     return read_json_option(option, word)
 
@@ -151,7 +151,6 @@ def _json(option: str, word: str | None) -> Any:
 def read_seconds(word: str | None) -> float | None:
     if word is None:
         return None
-    from sandbox.units import parse_limit
 
     try:
         return float(parse_limit("call", word))
@@ -164,7 +163,5 @@ def _present(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fail(message: str, status: int) -> int:
-    from sandbox.document.diagnostic import printable
-
     print(printable(message), file=sys.stderr)
     return status

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import os
-from typing import TYPE_CHECKING
 
 from runner.cli.serving.fleet_option import fleet_verb
 from runner.cli.shared.text import say
+from runner.fleet.names import is_token
 from sandbox.document.diagnostic import printable
-
-if TYPE_CHECKING:
-    import argparse
+from sandbox.units import parse_limit
 
 NAME = "worker"
 EXAMPLE = "runner worker --nats nats://127.0.0.1:4222 --config ./plugins"
@@ -55,8 +54,6 @@ def run(args: argparse.Namespace) -> int:
 def _work(args: argparse.Namespace) -> int:
     from runner.fleet import node
     from runner.fleet.connection import read_address
-    from runner.fleet.names import is_token
-    from sandbox.units import parse_limit
 
     for name in ("nats", "name", "policy", "settings"):
         if getattr(args, name) == "":

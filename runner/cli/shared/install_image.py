@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from runner.cli.shared.install_terminal import confirm
 from runner.cli.shared.registry import access_of, extra_fault, policy_of, signature_text
 from runner.cli.shared.text import say
+from runner.install.images import image_digest
+from runner.install.request import Request
+from runner.install.store import Installed, Store
 from runner.outcome import EXIT
 from sandbox.units import parse_limit
 
 if TYPE_CHECKING:
-    from runner.install.request import Request
-    from runner.install.store import Installed, Store
     from runner.oci.client import RegistryAccess
     from runner.oci.fetch_image import AcceptImage, FetchedImage
 
@@ -75,7 +76,6 @@ def _trust() -> str | None:
 def update_image(args: argparse.Namespace, store: Store, request: Request) -> int:
     """Raises PackageFault."""
     access, status = access_of(args), EXIT["ok"]
-    from runner.install.images import image_digest
     from runner.oci.client import call_in_main
 
     def accept(before: Installed | None, digest: str) -> bool:

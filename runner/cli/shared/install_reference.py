@@ -5,19 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 from functools import partial
-from typing import TYPE_CHECKING
 
 from runner.cli.shared.install_terminal import confirm
 from runner.cli.shared.registry import access_of, signature_text, trust_of
 from runner.cli.shared.text import say
+from runner.install.request import Request
+from runner.install.store import Store
+from runner.oci.reference import parse_reference
+from runner.oci.stored import StoredPackage, find_set, find_stored
 from runner.outcome import EXIT
+from runner.plugin import Plugin
 from sandbox.document.diagnostic import printable
-
-if TYPE_CHECKING:
-    from runner.install.request import Request
-    from runner.install.store import Store
-    from runner.oci.stored import StoredPackage
-    from runner.plugin import Plugin
 
 
 def is_reference(word: str | None) -> bool:
@@ -26,9 +24,6 @@ def is_reference(word: str | None) -> bool:
 
 def install_reference(args: argparse.Namespace, store: Store, word: str) -> int:
     """Raises PackageFault."""
-    from runner.oci.reference import parse_reference
-    from runner.oci.stored import find_set
-
     reference = parse_reference(word)
     if find_set(reference, store) is not None:
         say(f"{reference} is installed already; --update asks the registry again", sys.stdout)
@@ -56,14 +51,11 @@ def install_reference(args: argparse.Namespace, store: Store, word: str) -> int:
 
 def update_reference(args: argparse.Namespace, store: Store, request: Request) -> int:
     """Raises PackageFault."""
-    from runner.oci.reference import parse_reference
-
     access, reference = access_of(args), parse_reference(request.packages[0])
     trust, required = trust_of(None)
     status = EXIT["ok"]
     from runner.oci.client import call_in_main, wait_for
     from runner.oci.fetch import fetch
-    from runner.oci.stored import find_stored
 
     before = find_stored(reference, store)
 

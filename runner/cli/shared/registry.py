@@ -17,11 +17,11 @@ from runner.outcome import EXIT, USAGE_ERROR
 from runner.package.fault import PackageFault
 from sandbox.document.diagnostic import DocumentError, printable
 from sandbox.policy.load import load_policy
+from sandbox.policy.policy import Policy
 from sandbox.units import parse_limit
 
 if TYPE_CHECKING:
     from runner.oci.client import RegistryAccess
-    from sandbox.policy.policy import Policy
 
 _FAILED = 1
 

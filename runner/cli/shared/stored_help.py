@@ -20,10 +20,7 @@ from sandbox.speed.typed import Callable
 
 _FORMAT = 1
 # What else decides how argparse words and colours its text.
-_DECIDING = (
-    *("NO_COLOR", "FORCE_COLOR", "PYTHON_COLORS", "TERM"),
-    *("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG"),
-)
+_DECIDING = tuple("NO_COLOR FORCE_COLOR PYTHON_COLORS TERM LANGUAGE LC_ALL LC_MESSAGES LANG".split())
 
 
 def help_of(verb: str, width: int, make: Callable[[], str]) -> str:
@@ -50,10 +47,8 @@ def help_of(verb: str, width: int, make: Callable[[], str]) -> str:
 def _name(verb: str, width: int) -> str:
     own = {name: value for name, value in os.environ.items() if name.startswith(OWN_VARIABLES)}
     own |= {name: os.environ[name] for name in _DECIDING if name in os.environ}
-    parts = (
-        *("help", __version__, CODE_ROOT, sys.version, repr(os.geteuid()), repr(sorted(own.items()))),
-        *(verb, repr(width), repr(sys.stdout.isatty())),
-    )
+    settings = (os.geteuid(), sorted(own.items()), width, sys.stdout.isatty())
+    parts = ("help", verb, __version__, CODE_ROOT, sys.version, *map(repr, settings))
     return "help-" + cache.fingerprint(*(part.encode("utf-8", "surrogateescape") for part in parts))
 
 

@@ -14,11 +14,17 @@ from typing import Any
 from runner.cli.serving import packages as control
 from runner.cli.shared.actions import Actions, add_actions, argument
 from runner.cli.shared.install_image import is_image
-from runner.cli.shared.registry import add_registry, given_options
+from runner.cli.shared.registry import add_registry, given_options, status_of
 from runner.cli.shared.text import print_diagnostics, say, warn
+from runner.cli.signing.images import inspect_image, sign_image
+from runner.cli.signing.transfer import inspect_reference, pull_folder, push_folder
 from runner.manifest.load import lint as lint_manifest
 from runner.outcome import EXIT, USAGE_ERROR
 from runner.package.fault import PackageFault
+from runner.package.findings import find_faults
+from runner.package.keys import KeySearch, load_key, load_trusted
+from runner.package.listing import list_package
+from runner.package.signature import read_signature, sign, verify, write_signature
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import Diagnostic, DocumentError, printable
 from sandbox.paths.mounts import contains
@@ -156,10 +162,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _transfer(args: argparse.Namespace, plugin: Plugin | None, document: dict[str, Any]) -> list[str]:
-    from runner.cli.shared.registry import status_of
-    from runner.cli.signing.images import inspect_image, sign_image
-    from runner.cli.signing.transfer import inspect_reference, pull_folder, push_folder
-
     try:
         if is_image(args.folder) and args.action != "pull":
             return (sign_image if args.action == "sign" else inspect_image)(args, document)
@@ -175,8 +177,6 @@ def _transfer(args: argparse.Namespace, plugin: Plugin | None, document: dict[st
 
 def _lint(args: argparse.Namespace) -> tuple[tuple[Diagnostic, ...], Plugin | None]:
     """Everything that is wrong with the package, and its plugin if there is exactly one."""
-    from runner.package.findings import find_faults
-
     reads = lint_manifest(args.folder, contract=args.contract)
     plugin = reads[0].plugin if len(reads) == 1 else None
     found = tuple(diagnostic for read in reads for diagnostic in read.diagnostics)
@@ -209,10 +209,6 @@ def _require_package(plugin: Plugin | None, found: tuple[Diagnostic, ...]) -> tu
 
 
 def _sign(args: argparse.Namespace, plugin: Plugin | None, document: dict[str, Any]) -> list[str]:
-    from runner.package.keys import KeySearch, load_key
-    from runner.package.listing import list_package
-    from runner.package.signature import sign, write_signature
-
     plugin, root = _require_package(plugin, ())
     try:
         key = load_key(args.key, args.key_id)
@@ -249,10 +245,6 @@ def _verify(
     found: tuple[Diagnostic, ...],
     document: dict[str, Any],
 ) -> list[str]:
-    from runner.package.keys import load_trusted
-    from runner.package.listing import list_package
-    from runner.package.signature import read_signature, verify
-
     plugin, root = _require_package(plugin, found)
     try:
         trusted = load_trusted(args.trust)

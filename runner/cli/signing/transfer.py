@@ -9,17 +9,17 @@ from typing import IO, TYPE_CHECKING, Any
 
 from runner.cli.shared.registry import access_of, signature_text
 from runner.install.store import remove_tree
+from runner.oci.artifact import PackageManifest
 from runner.oci.reference import parse_reference
 from runner.oci.stored import judge_signatures, read_plugin, read_trust, require_identity
 from runner.package.fault import PackageFault
+from runner.package.listing import FileList
 from runner.package.signature import parse_signature
 from runner.plugin import Plugin
 from sandbox.document.diagnostic import printable
 
 if TYPE_CHECKING:
-    from runner.oci.artifact import PackageManifest
     from runner.oci.fetch import PulledPackage
-    from runner.package.listing import FileList
 
 
 def push_folder(args: argparse.Namespace, plugin: Plugin, document: dict[str, Any]) -> list[str]:

@@ -11,7 +11,7 @@ Bytes in a value are text if they are UTF-8, and {"base64": "…"} otherwise.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.contracts.ainb import payload
 from runner.contracts.ainb.declared import Declared
@@ -27,7 +27,6 @@ from runner.contracts.ainb.screen import (
 from runner.protocol.dialect import Call, CallRefused, Refusal
 from runner.protocol.rpc_dialect import RpcCall, undeclared
 from sandbox.document.diagnostic import quoted
-from sandbox.speed.value import NamedTuple
 
 CLI_DISPATCH = "plugin/cli_dispatch"
 RENDER = "plugin/render"

@@ -11,11 +11,12 @@ if TYPE_CHECKING:
 
 
 # In the order in which plugin/init tells the granted ones.
-CAPABILITIES = (
-    *("read_sessions", "write_plugin_data", "event_bus", "network", "spawn_subprocess"),
-    *("read_claude_logs", "read_codex_logs"),
-    *("read_paths", "event_stream_subscribe", "spawn_managed_subprocess", "unix_socket_dial"),
-    *("secrets:read", "workspace:write"),
+CAPABILITIES = tuple(
+    (
+        "read_sessions write_plugin_data event_bus network spawn_subprocess read_claude_logs read_codex_logs"
+        " read_paths event_stream_subscribe spawn_managed_subprocess unix_socket_dial secrets:read"
+        " workspace:write"
+    ).split()
 )
 
 # The flags that let a plugin read a folder, and the folders: below the caller's home.

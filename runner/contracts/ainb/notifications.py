@@ -44,9 +44,8 @@ MOST_MOUSE = 64
 
 _MOST_U8, _MOST_U16, _MOST_U64 = 2**8 - 1, 2**16 - 1, 2**64 - 1
 _KEY_KINDS = ("press", "repeat", "release")
-_PLAIN_KEYS = (
-    *("enter", "tab", "back_tab", "esc", "backspace", "delete", "up", "down", "left", "right"),
-    *("home", "end", "page_up", "page_down"),
+_PLAIN_KEYS = tuple(
+    "enter tab back_tab esc backspace delete up down left right home end page_up page_down".split()
 )
 _MOUSE_BUTTONS = ("left", "right", "middle")
 _PRESSED = ("down", "up", "drag")

@@ -14,10 +14,9 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from sandbox.document.diagnostic import quoted
-from sandbox.speed.value import NamedTuple
 
 # --- the text of one cell -----------------------------------------------------------------------------------
 

@@ -21,9 +21,8 @@ MODIFIERS: Final[Mapping[str, int]] = {"shift": SHIFT, "ctrl": CTRL, "alt": ALT,
 ALL_MODIFIERS: Final = SHIFT | CTRL | ALT | SUPER
 
 # Types of a key's code on the wire that have no field.
-NAMES: Final = (
-    *("enter", "tab", "back_tab", "esc", "backspace", "delete", "up", "down", "left", "right"),
-    *("home", "end", "page_up", "page_down"),
+NAMES: Final = tuple(
+    "enter tab back_tab esc backspace delete up down left right home end page_up page_down".split()
 )
 MOST_FUNCTION_KEY: Final = 12  # of a keyboard
 

@@ -15,7 +15,7 @@ A plugin gets only the hooks of its manifest. One that fails contributes nothing
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import trio
 
@@ -26,7 +26,6 @@ from runner.contracts.kaged.hooks import POST_COMPACT, PRE_COMPACT, params_fault
 from runner.plugin import Plugin
 from runner.protocol.dialect import Call, Kind, stray_context
 from sandbox.document.diagnostic import quoted
-from sandbox.speed.value import NamedTuple
 
 _HOOK_SECONDS = 10.0  # where the manifest's number is not known
 # The member has its own time limit. This is the extra time before we stop waiting for it.

@@ -12,15 +12,16 @@ the cage from the configuration. Files outside of such a folder would be lost wi
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.contracts.kaged.declared import DeclaredKnob
 from runner.manifest import sandbox_request
 from runner.manifest.table import Item, Table
+from runner.protocol.schema import Schema
+from runner.protocol.schema_cost import SchemaFault
 from sandbox.document.diagnostic import cut, did_you_mean, quoted
 from sandbox.document.faults import Faults
 from sandbox.spec import KeyPath, PathRequest
-from sandbox.speed.value import NamedTuple
 
 CONFIG, PROJECT = "config:/", "project:/"
 
@@ -79,9 +80,6 @@ def read_knobs(faults: Faults, manifest: Table) -> dict[str, DeclaredKnob]:
 
 def _misfit(schema: Any, value: Any) -> str:
     """Returns why a value does not fit a property, or ''."""
-    from runner.protocol.schema import Schema
-    from runner.protocol.schema_cost import SchemaFault
-
     try:
         return "; ".join(Schema(schema).faults(value)[:1])
     except SchemaFault:

@@ -39,7 +39,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")
 T = TypeVar("T")
 
 
-def key_fault(key: Any, name: str = "key", *, may_be_empty: bool = False) -> str:
+def key_fault(key: Any, name: str, *, may_be_empty: bool) -> str:
     """Returns the fault of a key or of a prefix, or ''."""
     if not isinstance(key, str):
         return f"{name} must be a string"

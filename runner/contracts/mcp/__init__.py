@@ -21,10 +21,11 @@ FILE_NAMES = ("mcp.json", ".mcp.json", "claude_desktop_config.json")
 
 # Prefixes of programs that may start another program. launchers.py, which takes a millisecond to import, is
 # needed only for these.
-_MAY_LAUNCH = (
-    *("npx", "npm", "pnp", "yarn", "bun", "uv", "pipx", "docker", "podman", "nerdctl", "cmd", "powershell"),
-    *("env", "sh", "bash", "dash", "zsh", "ksh", "ash", "fish"),
-    *("nice", "timeout", "nohup", "stdbuf", "setsid", "ionice"),
+_MAY_LAUNCH = tuple(
+    (
+        "npx npm pnp yarn bun uv pipx docker podman nerdctl cmd powershell env sh bash dash zsh ksh ash fish"
+        " nice timeout nohup stdbuf setsid ionice"
+    ).split()
 )
 
 

@@ -74,31 +74,28 @@ class _Fetcher(NamedTuple):
 
 
 _NPM_VALUES = ("-c", "--call", "--prefix", "--cache", "--registry", "--userconfig", "--loglevel")
-_NPM_FLAGS = (
-    *(
-        "-y",
-        "--yes",
-        "--no",
-        "--no-install",
-        "--offline",
-        "--prefer-offline",
-        "--prefer-online",
-        "--no-color",
-    ),
-    *("-q", "--quiet", "-s", "--silent", "-d", "--verbose", "--no-progress", "--no-audit", "--no-fund"),
-    *("--ignore-scripts", "--no-update-notifier", "--legacy-peer-deps", "--shell-mode", "--no-color"),
+_NPM_FLAGS = tuple(
+    (
+        "-y --yes --no --no-install --offline --prefer-offline --prefer-online --no-color -q --quiet -s"
+        " --silent -d --verbose --no-progress --no-audit --no-fund --ignore-scripts --no-update-notifier"
+        " --legacy-peer-deps --shell-mode --no-color"
+    ).split()
 )
 _NPM = _Fetcher(("-p", "--package"), _NPM_VALUES, _NPM_FLAGS)
-_UV_VALUES = (
-    *("--index-url", "-i", "--extra-index-url", "--index", "--default-index", "-f", "--find-links"),
-    *("--cache-dir", "--config-file", "--refresh-package", "-P", "--upgrade-package", "--link-mode", "-b"),
-    *("--keyring-provider", "--color", "--reinstall-package"),
+_UV_VALUES = tuple(
+    (
+        "--index-url -i --extra-index-url --index --default-index -f --find-links --cache-dir --config-file"
+        " --refresh-package -P --upgrade-package --link-mode -b --keyring-provider --color"
+        " --reinstall-package"
+    ).split()
 )
-_UV_FLAGS = (
-    *("-q", "--quiet", "-v", "--verbose", "--offline", "--no-progress", "-n", "--no-cache", "--no-config"),
-    *("--isolated", "--no-project", "--no-sync", "--frozen", "--locked", "--refresh", "-U", "--upgrade"),
-    *("--reinstall", "--compile-bytecode", "--no-build", "--no-env-file", "--native-tls", "--system-certs"),
-    *("--managed-python", "--no-managed-python", "--no-python-downloads", "--preview", "--no-color"),
+_UV_FLAGS = tuple(
+    (
+        "-q --quiet -v --verbose --offline --no-progress -n --no-cache --no-config --isolated --no-project"
+        " --no-sync --frozen --locked --refresh -U --upgrade --reinstall --compile-bytecode --no-build"
+        " --no-env-file --native-tls --system-certs --managed-python --no-managed-python"
+        " --no-python-downloads --preview --no-color"
+    ).split()
 )
 _UV_BEFORE = ("--directory", "--project", "--allow-insecure-host")
 _UV = _Fetcher(("--from",), _UV_VALUES, _UV_FLAGS, _UV_BEFORE)
@@ -106,9 +103,11 @@ _PIPX_FLAGS = ("--no-cache", "-q", "--quiet", "-v", "--verbose", "--fetch-missin
 _PIPX = _Fetcher(("--spec",), ("--index-url", "-i", "--pip-args"), _PIPX_FLAGS)
 _BUN_FLAGS = ("--bun", "-b", "-y", "--yes", "--no-install", "--offline", "--silent", "--verbose")
 _BUN = _Fetcher(("-p", "--package"), (), _BUN_FLAGS)
-_REGISTRY_OPTIONS = (
-    *("--registry", "--userconfig", "--index-url", "-i", "--extra-index-url", "--index", "--default-index"),
-    *("-f", "--find-links", "--config-file", "--pip-args"),
+_REGISTRY_OPTIONS = tuple(
+    (
+        "--registry --userconfig --index-url -i --extra-index-url --index --default-index -f --find-links"
+        " --config-file --pip-args"
+    ).split()
 )
 # Variables that do the same; npm takes its own in any case.
 _REGISTRY_VARIABLES = re.compile(

@@ -12,11 +12,12 @@ from runner.plugin import Plugin
 
 # Names of programs and of packages. Not: server-everything (levels and subscriptions of a client),
 # server-sequential-thinking (a train of thought), browsers (pages).
-_KNOWN = {
-    *("mcp-server-fetch", "mcp-server-git", "mcp-server-time"),
-    *("mcp-server-filesystem", "@modelcontextprotocol/server-filesystem"),
-    *("mcp-server-memory", "@modelcontextprotocol/server-memory"),
-}
+_KNOWN = frozenset(
+    (
+        "mcp-server-fetch mcp-server-git mcp-server-time mcp-server-filesystem"
+        " @modelcontextprotocol/server-filesystem mcp-server-memory @modelcontextprotocol/server-memory"
+    ).split()
+)
 
 
 def keeps_nothing(plugin: Plugin) -> bool:

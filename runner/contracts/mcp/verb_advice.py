@@ -9,6 +9,7 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from runner.approvals.record import ApprovalsUnusable
 from runner.approvals.tools import identity_in, identity_of
@@ -23,7 +24,6 @@ from runner.outcome import EXIT, USAGE_ERROR
 from runner.serve.sources import scan
 from sandbox.document.diagnostic import DocumentError, printable, quoted
 from sandbox.paths.homes import own_home
-from sandbox.speed.value import NamedTuple
 
 NAME = "advice"
 EXAMPLE = "runner advice ~/.cursor/mcp.json --server github"

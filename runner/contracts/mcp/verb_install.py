@@ -10,7 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from runner.cli.shared.install_image import fetch_and_tell, is_image, registry_of, update_image
 from runner.cli.shared.install_reference import install_reference, is_reference, update_reference
@@ -23,16 +23,31 @@ from runner.cli.shared.registry import (
     status_of,
 )
 from runner.cli.shared.text import print_diagnostics, say
+from runner.contracts.mcp.hosts.wrapping import split_wrapped
+from runner.contracts.mcp.launchers import launch_of
+from runner.contracts.mcp.wrap.config_file import FileRefused, open_config
+from runner.contracts.mcp.wrap.configuration import read_configuration
+from runner.contracts.mcp.wrap.steps import chosen, requests_of
+from runner.install.content import BadContent
+from runner.install.fetch import (
+    USUAL_LIMITS,
+    FetchLimits,
+    InstallFailed,
+    fetch_place,
+    fetching,
+    registries_of,
+)
+from runner.install.image_reference import image_request
+from runner.install.registry import Registries, RegistryFault
+from runner.install.request import REFERENCES, Request, UnusableSpec
+from runner.install.roots import main_store_root, store_roots
+from runner.install.store import Installed, Locked, Store, StoreRefused
 from runner.outcome import EXIT, USAGE_ERROR
+from runner.package.fault import PackageFault
 from sandbox.document.diagnostic import DocumentError, printable
-from sandbox.speed.value import NamedTuple
 from sandbox.units import parse_limit
 
 if TYPE_CHECKING:
-    from runner.install.fetch import FetchLimits
-    from runner.install.registry import Registries
-    from runner.install.request import Request
-    from runner.install.store import Installed, Locked, Store
     from runner.oci.client import RegistryAccess
 
 NAME = "install"
@@ -109,13 +124,10 @@ def run(args: argparse.Namespace) -> int:
     if fault := _usage_fault(args):
         say(f"runner install: {fault}")
         return USAGE_ERROR
-    return _told(lambda: _act(args))
+    return _say_faults(lambda: _act(args))
 
 
 def _act(args: argparse.Namespace) -> int:
-    from runner.install.roots import main_store_root, store_roots
-    from runner.install.store import Store
-
     stores = [Store(root) for root in store_roots(os.environ)]
     if args.list:
         return _list(stores, as_json=args.json)
@@ -128,22 +140,12 @@ def _act(args: argparse.Namespace) -> int:
     if is_reference(args.file):
         return install_reference(args, Store(main_store_root(os.environ)), args.file)
     if is_image(args.file):
-        from runner.install.image_reference import image_request
-
         return _install(Store(main_store_root(os.environ)), [Wanted("", image_request(args.file))], args)
     return _install(Store(main_store_root(os.environ)), _wanted(args), args)
 
 
-def _told(act: Callable[[], int]) -> int:
+def _say_faults(act: Callable[[], int]) -> int:
     """Do something, and say what is wrong if it fails."""
-    from runner.contracts.mcp.wrap.config_file import FileRefused
-    from runner.install.content import BadContent
-    from runner.install.fetch import InstallFailed
-    from runner.install.registry import RegistryFault
-    from runner.install.request import UnusableSpec
-    from runner.install.store import StoreRefused
-    from runner.package.fault import PackageFault
-
     try:
         return act()
     except PackageFault as fault:
@@ -198,8 +200,6 @@ def _usage_fault(args: argparse.Namespace) -> str:
 
 def _wanted(args: argparse.Namespace) -> list[Wanted]:
     """What is to be installed. Raises ValueError and DocumentError."""
-    from runner.contracts.mcp.launchers import launch_of
-
     if args.arguments:
         launch = launch_of(args.arguments)
         if launch is None:
@@ -214,12 +214,6 @@ def _wanted(args: argparse.Namespace) -> list[Wanted]:
 def _wanted_of(file: str, names: Sequence[str]) -> list[Wanted]:
     """What the servers of a configuration need: packages and images. Says which cannot be installed. Raises
     ValueError for one of `names`, and DocumentError."""
-    from runner.contracts.mcp.hosts.wrapping import split_wrapped
-    from runner.contracts.mcp.wrap.config_file import FileRefused, open_config
-    from runner.contracts.mcp.wrap.configuration import read_configuration
-    from runner.contracts.mcp.wrap.steps import chosen, requests_of
-    from runner.install.request import UnusableSpec
-
     try:
         with open_config(file) as opened:
             raw, _ = opened.read()
@@ -249,9 +243,6 @@ def _wanted_of(file: str, names: Sequence[str]) -> list[Wanted]:
 def offer(wanted: Sequence[Wanted], *, yes: bool, required: bool) -> int | None:
     """For `runner wrap`: say what would be fetched, ask, and fetch it. Returns the exit status, or None if a
     question that has to be answered was not answered with yes. `required`: the person said --install."""
-    from runner.install.roots import main_store_root
-    from runner.install.store import Store
-
     refused = False
 
     def act() -> int:
@@ -267,13 +258,11 @@ def offer(wanted: Sequence[Wanted], *, yes: bool, required: bool) -> int | None:
             return EXIT["ok"]
         return _install_all(Store(main_store_root(os.environ)), wanted, sources)
 
-    status = _told(act)
+    status = _say_faults(act)
     return None if refused else status
 
 
 def _install(store: Store, wanted: Sequence[Wanted], args: argparse.Namespace) -> int:
-    from runner.install.fetch import FetchLimits
-
     todo = {each.request: each for each in wanted if not _has(store, each.request, scripts=args.scripts)}
     for each in wanted:
         if each.request not in todo:
@@ -310,9 +299,6 @@ def _has(store: Store, request: Request, *, scripts: bool) -> bool:
 def _tell_sources(wanted: Sequence[Wanted]) -> Mapping[Request, Registries | None]:
     """Where the packages come from, told to the person; of an image it says so itself. One whose registries
     are not known is left out, and does not keep the others from being installed."""
-    from runner.install.fetch import InstallFailed
-    from runner.install.registry import RegistryFault
-
     sources: dict[Request, Registries | None] = {}
     for each in wanted:
         if each.request.registry == "image":
@@ -340,14 +326,11 @@ def _install_all(
     access: RegistryAccess | None = None,
 ) -> int:
     """Install each. One that fails does not keep the others from being installed."""
-    from runner.install.content import BadContent
-    from runner.install.fetch import USUAL_LIMITS, InstallFailed, fetch_place, fetching
-
     status = EXIT["ok"] if all(each.request in sources for each in wanted) else _FAILED
     for each in wanted:
         if each.request in sources and each.request.registry == "image":
             disk = (limits or USUAL_LIMITS).disk
-            status = max(status, _told(partial(_install_image, store, each, access, disk)))
+            status = max(status, _say_faults(partial(_install_image, store, each, access, disk)))
     wanted = [each for each in wanted if sources.get(each.request) is not None]
     if not wanted:
         return status
@@ -405,8 +388,6 @@ def _sources(
     requests: Sequence[Request], before: Mapping[Request, Registries | None] | None = None
 ) -> dict[Request, Registries]:
     """`before`: what is known already. Raises InstallFailed and RegistryFault."""
-    from runner.install.fetch import registries_of
-
     known = {
         (request.registry, request.python): found
         for request, found in (before or {}).items()
@@ -483,7 +464,6 @@ def _named(stores: Sequence[Store], name: str) -> dict[Store, list[Installed]]:
 
 def _as_image(name: str) -> set[str]:
     """The names in full of an image that is written as docker takes it. Without a tag: with every one."""
-    from runner.install.image_reference import image_request
     from runner.install.request import LATEST, UnusableSpec
 
     try:
@@ -505,10 +485,6 @@ def _remove(named: Mapping[Store, Sequence[Installed]]) -> int:
 
 def _update(named: Mapping[Store, Sequence[Installed]], args: argparse.Namespace) -> int:
     """Fetch again, show which versions change, and ask before the new ones count."""
-    from runner.install.content import BadContent
-    from runner.install.fetch import FetchLimits, InstallFailed, fetch_place, fetching
-    from runner.install.request import REFERENCES
-
     status = EXIT["ok"]
     limits = FetchLimits(args.deadline, args.disk)
     for store, installed in named.items():
@@ -516,7 +492,7 @@ def _update(named: Mapping[Store, Sequence[Installed]], args: argparse.Namespace
         for each in chosen:
             update = {"oci": update_reference, "image": update_image}.get(each.request.registry)
             if update is not None:
-                status = max(status, _told(partial(update, args, store, each.request)))
+                status = max(status, _say_faults(partial(update, args, store, each.request)))
         old = [each for each in chosen if each.request.registry not in REFERENCES]
         if not old:
             continue
@@ -566,8 +542,6 @@ def _update(named: Mapping[Store, Sequence[Installed]], args: argparse.Namespace
 def _differences(store: Store, old: Installed, new: Sequence[Locked]) -> list[str]:
     """A line for each package that changes. A version that is another archive now is told too: at npm's own
     registry no publisher can do that, so somebody else may have."""
-    from runner.install.store import Locked
-
     known = store.lock_of(old.set_name)
     before = {} if known is None else {each.name: each for each in known.packages}
     after = {each.name: each for each in new}

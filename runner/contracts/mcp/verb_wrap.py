@@ -3,22 +3,44 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import chain
+from shlex import join
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from runner.approvals.confirmations import ConfirmationRecord
+from runner.approvals.files import list_records, remove_record, write_record
+from runner.approvals.record import VERSION, ApprovalsUnusable
+from runner.approvals.tools import identity_in, parts_of
 from runner.cli.shared.text import print_diagnostics, say
+from runner.contracts.mcp.hosts.host import HostServer
+from runner.contracts.mcp.hosts.site import directory_of, site_of
+from runner.contracts.mcp.hosts.wrapping import plugin_env, run_name, split_wrapped
+from runner.contracts.mcp.installed import is_stored
+from runner.contracts.mcp.named_paths import NamedPath, missing_program, named_paths
+from runner.contracts.mcp.wrap.config_file import FileRefused, backups_folder, open_config
+from runner.contracts.mcp.wrap.configuration import Configuration, image_of, read_configuration
+from runner.contracts.mcp.wrap.program import runner_path
+from runner.contracts.mcp.wrap.steps import (
+    NOT_WRAPPED,
+    Step,
+    chosen,
+    is_safe,
+    plugin_words,
+    undo_step,
+    wrap_step,
+)
+from runner.contracts.mcp.wrap.survey import survey
+from runner.extras import missing
 from runner.outcome import EXIT, USAGE_ERROR
 from sandbox.document.diagnostic import DocumentError, printable
-from sandbox.speed.value import NamedTuple
+from sandbox.paths.program import script_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from runner.contracts.mcp.hosts.host import HostServer
-    from runner.contracts.mcp.named_paths import NamedPath
-    from runner.contracts.mcp.wrap.configuration import Configuration
-    from runner.contracts.mcp.wrap.steps import Step
     from runner.gateway.stdio import StdioGateway
 
 NAME = "wrap"
@@ -77,8 +99,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from runner.contracts.mcp.wrap.config_file import FileRefused
-
     if fault := _usage_fault(args):
         say(f"runner wrap: {fault}")
         return USAGE_ERROR
@@ -115,12 +135,8 @@ def _usage_fault(args: argparse.Namespace) -> str:
 
 def _change(args: argparse.Namespace) -> int:
     from runner.contracts.mcp.wrap.changes import apply_steps
-    from runner.contracts.mcp.wrap.config_file import FileRefused, backups_folder, open_config
-    from runner.contracts.mcp.wrap.configuration import read_configuration
     from runner.contracts.mcp.wrap.diff import diff
     from runner.contracts.mcp.wrap.gateway import find_gateway
-    from runner.contracts.mcp.wrap.program import runner_path
-    from runner.contracts.mcp.wrap.steps import chosen, undo_step, wrap_step
 
     program = runner_path()
     if not program and not args.undo:
@@ -177,11 +193,7 @@ def _change(args: argparse.Namespace) -> int:
 
 def _move_to_gateway(args: argparse.Namespace) -> int:
     from runner.contracts.mcp.wrap import gateway
-    from runner.contracts.mcp.wrap.config_file import FileRefused, backups_folder, open_config
-    from runner.contracts.mcp.wrap.configuration import read_configuration
     from runner.contracts.mcp.wrap.diff import diff
-    from runner.contracts.mcp.wrap.program import runner_path
-    from runner.contracts.mcp.wrap.steps import chosen
 
     program = runner_path()
     if not program:
@@ -249,9 +261,6 @@ def _move_to_gateway(args: argparse.Namespace) -> int:
 
 def _open_gateway(path: str) -> StdioGateway:
     """The gateway that the entry will start. Raises FileRefused if none can start, and DocumentError."""
-    from runner.approvals.record import ApprovalsUnusable
-    from runner.contracts.mcp.wrap.config_file import FileRefused
-    from runner.extras import missing
 
     def tell(text: str) -> None:
         say(printable(f"runner wrap: {text}"))
@@ -285,8 +294,6 @@ def _ask_for_tools(gateway: StdioGateway) -> None:
 
 def _undo_gateway(args: argparse.Namespace) -> int:
     from runner.contracts.mcp.wrap import gateway
-    from runner.contracts.mcp.wrap.config_file import FileRefused, backups_folder, open_config
-    from runner.contracts.mcp.wrap.configuration import read_configuration
     from runner.contracts.mcp.wrap.diff import diff
 
     with open_config(args.file) as file:
@@ -334,12 +341,6 @@ def _undo_gateway(args: argparse.Namespace) -> int:
 
 def _approved(file: str, config: Configuration) -> list[str]:
     """The labels of servers that the person allowed something before: `runner wrap` after --undo."""
-    from contextlib import suppress
-
-    from runner.approvals.files import list_records
-    from runner.approvals.record import ApprovalsUnusable
-    from runner.contracts.mcp.hosts.wrapping import run_name
-
     with suppress(ApprovalsUnusable):  # a start says so
         found = [each.record.key for each in list_records(os.environ) if each.record is not None]
         known = {(key.id, key.scope) for key in found if key.file == file}
@@ -351,12 +352,6 @@ def _keep_approvals(file: str, moved_to: str, names: Sequence[str]) -> list[str]
     """What the person allowed a server holds in its new place too, and so does what that person wants to be
     asked about. Returns the names of servers of which something is allowed. `moved_to`: empty if there is no
     new place; then what was said about the old one is removed."""
-    from runner.approvals.confirmations import ConfirmationRecord
-    from runner.approvals.files import list_records, remove_record, write_record
-    from runner.approvals.record import VERSION, ApprovalsUnusable
-    from runner.approvals.tools import identity_in, parts_of
-    from runner.contracts.mcp.hosts.wrapping import run_name
-
     ids = {run_name(name): name for name in names}
     kept: dict[str, None] = {}
     try:
@@ -406,8 +401,6 @@ def _offer_install(args: argparse.Namespace, steps: tuple[Step, ...]) -> int | N
 def _is_as_wanted(before: Configuration, after: Configuration, steps: tuple[Step, ...]) -> bool:
     """Whether the changed file, read by the usual reader, has the same servers with the same command lines
     and variables, apart from the steps, and no wrapped entry can act on the runner."""
-    from runner.contracts.mcp.wrap.steps import is_safe, plugin_words
-
     if [each.keys for each in before.servers] != [each.keys for each in after.servers]:
         return False
     does = {step.server.keys: step.does for step in steps}
@@ -436,8 +429,6 @@ def _changes_in(steps: tuple[Step, ...]) -> list[tuple[object, ...]]:
 def _tell(
     config: Configuration, steps: tuple[Step, ...], named: bool, wrapped: str = "will run in a cage"
 ) -> None:
-    from runner.contracts.mcp.wrap.steps import NOT_WRAPPED
-
     say(f"{printable(config.path)}: {config.host_name}", sys.stdout)
     if not config.servers:
         say("  it has no servers", sys.stdout)
@@ -474,8 +465,6 @@ class _EntryWords(NamedTuple):
     image: str  # of its `x-sandbox`: its program is in it
 
     def named(self) -> tuple[NamedPath, ...]:
-        from runner.contracts.mcp.named_paths import named_paths
-        from sandbox.paths.program import script_of
 
         # The script of an interpreter is shown as the program.
         args = self.argv[2 if script_of(self.argv) else 1 :]
@@ -484,9 +473,6 @@ class _EntryWords(NamedTuple):
     def missing(self, *, fetched: bool = False) -> tuple[str, ...]:
         """What it names that does not exist, each as a part of a sentence. `fetched`: its packages will be
         stored before it starts, and a stored program needs no npx or uvx."""
-        from runner.contracts.mcp.installed import is_stored
-        from runner.contracts.mcp.named_paths import missing_program
-
         if self.image:
             return ()
         told, hint = missing_program(
@@ -504,10 +490,6 @@ class _EntryWords(NamedTuple):
 
 
 def _words_of(config: Configuration, server: HostServer) -> _EntryWords:
-    from runner.contracts.mcp.hosts.site import directory_of, site_of
-    from runner.contracts.mcp.hosts.wrapping import plugin_env, split_wrapped
-    from runner.contracts.mcp.wrap.configuration import image_of
-
     old, home = split_wrapped(server.argv), os.path.expanduser("~")
     rules = "" if config.host is None else config.host.rules
     site = site_of(config.path, server, config.host, home)
@@ -536,13 +518,8 @@ def _confirm(path: str) -> int | None:
     return _NOT_WRITTEN
 
 
-def _tell_next(
-    given: str, config: Configuration, steps: tuple[Step, ...], allowed: Sequence[str] = ()
-) -> None:
+def _tell_next(given: str, config: Configuration, steps: tuple[Step, ...], allowed: Sequence[str]) -> None:
     """`allowed`: labels of servers that have a yes already."""
-    from itertools import chain
-    from shlex import join
-
     file = given if not given.startswith("-") else config.path
     wrapped = [step.server for step in steps if step.does in ("wrap", "rewrap")]
     new = (step.server for step in steps if step.does == "wrap")
@@ -571,13 +548,9 @@ def _tell_next(
 
 
 def _find(file: str | None, *, as_json: bool) -> int:
-    from runner.contracts.mcp.wrap.survey import survey
-
     found = survey(file)
     todo = [server for each in found for server in each["servers"] if server["state"] == "not wrapped"]
     if as_json:
-        import json
-
         _put(json.dumps({"schema": "runner.wrap.v1", "files": found}, indent=2))
         return EXIT["ok"]
     if not found:

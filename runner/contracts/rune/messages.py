@@ -27,9 +27,9 @@ BLANKS: Final = (
 # The keys of a handshake and of a response that are read.
 WORDS: Final = frozenset(
     (
-        *("type", "manifest", "plugin_id", "plugin_version", "protocol_version", "exposed_tools"),
-        *("capabilities", "request_id", "status", "output", "error", "code", "message", "metadata"),
-    )
+        "type manifest plugin_id plugin_version protocol_version exposed_tools capabilities request_id"
+        " status output error code message metadata"
+    ).split()
 )
 
 

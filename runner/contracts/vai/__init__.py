@@ -16,10 +16,7 @@ if TYPE_CHECKING:
     from sandbox.document.read import Document, Format
 
 # Keys of a call's context that are sent in the request's `context`.
-IDENTITIES = (
-    *("invocation_id", "trace_id", "org_id", "project_id"),
-    *("session_id", "chain_id", "run_id"),
-)
+IDENTITIES = tuple("invocation_id trace_id org_id project_id session_id chain_id run_id".split())
 
 
 class VaiContract(Contract):

@@ -43,9 +43,8 @@ MOST_ID_CHARACTERS = 256
 MOST_HOSTS = 256  # of `egress`
 HTTPS_PORT = 443  # of a host in `egress` without a port
 
-_KEYS = (
-    *("binding_id", "package_id", "package_version", "export_id", "scope"),
-    *("config", "secrets", "status", "rollout", "policy"),
+_KEYS = tuple(
+    "binding_id package_id package_version export_id scope config secrets status rollout policy".split()
 )
 _POLICY_KEYS = ("timeout_ms", "max_concurrency", "network", "egress", "filesystem", "gateway_api_scopes")
 _SECRET = re.compile(r"secret://(?P<org>[^/\s]+)/(?P<name>[^\s]+)\Z")

@@ -96,7 +96,7 @@ def read_json(raw: bytes, *, unique: bool = False) -> wire.Reading:
     return wire.message(raw, identity=KEYS, unique=unique)
 
 
-def read_message(raw: bytes, *, unique: bool = False) -> Message:
+def read_message(raw: bytes, *, unique: bool) -> Message:
     value, cause, detail, weight = read_json(raw, unique=unique)
     if cause is not None:
         return Message(fault=cause, detail=detail, raw=raw[:_SHOWN_BYTES])

@@ -39,9 +39,9 @@ BACKOFF_FACTOR = 2
 _KEPT_ID = {"hook": "delivery_id", "tool": "tool_execution_id", "compactor": "compaction_id"}
 
 # The last words of codes that the dialect gives as the cause of a violation.
-_PROTOCOL_CAUSES = (
-    *("invalid_frame", "unsupported_version", "unexpected_frame"),
-    *("identity_mismatch", "frame_too_large", "invalid_response"),
+_PROTOCOL_CAUSES = tuple(
+    "invalid_frame unsupported_version unexpected_frame identity_mismatch frame_too_large"
+    " invalid_response".split()
 )
 # Repeating the call does not help against these.
 _LASTING = ("protocol.identity_mismatch", "protocol.unsupported_version", "protocol.invalid_response")
@@ -50,9 +50,11 @@ _NOT_STARTED = ("launch_failed", "sandbox_unavailable", "quarantined")
 
 
 # Keys of a call's context. A prepared call has all its ids there.
-_IDS = (
-    *("invocation_id", "trace_id", "org_id", "project_id", "session_id", "chain_id", "run_id"),
-    *("execution_id", "tool_execution_id", "compaction_id", "delivery_id", "binding_id"),
+_IDS = tuple(
+    (
+        "invocation_id trace_id org_id project_id session_id chain_id run_id execution_id tool_execution_id"
+        " compaction_id delivery_id binding_id"
+    ).split()
 )
 
 

@@ -42,10 +42,11 @@ _START = (
     "from runner.launch.remote.forkserver import main; main(int(sys.argv[1]), int(sys.argv[2]))"
 )
 # What a launch imports where it needs it: `runner exec` mostly does not.
-_PRELOADED = (
-    *("hashlib", "encodings.ascii", "runner.launch.network_report"),
-    *("sandbox.limits.disk", "sandbox.limits.socket_meter", "sandbox.plan.bwrap", "sandbox.units"),
-    *("sandbox.cell.neighbours", "sandbox.limits.uncounted"),
+_PRELOADED = tuple(
+    (
+        "hashlib encodings.ascii runner.launch.network_report sandbox.limits.disk sandbox.limits.socket_meter"
+        " sandbox.plan.bwrap sandbox.units sandbox.cell.neighbours sandbox.limits.uncounted"
+    ).split()
 )
 # These decide how file names become bytes. Host and fork server must agree.
 _LOCALE = ("LC_ALL", "LC_CTYPE", "LANG")

@@ -303,12 +303,10 @@ class _OrderedLaunch:
 
     def _offer(self, shared: SharedMonitor, planned: Planned, sources: Sources) -> None:
         """Raises HandedOver if the shared monitor goes on with it."""
-        held = sources.held
+        opened = sources.held_for(planned, self._order.environ).opened
         self._host.before.stop()  # the shared monitor sets up the same socket
-        if (
-            held is not None
-            and can_be_shared(planned)
-            and hand_over(shared, self._order, planned, held.opened.descriptors, self._descriptors)
+        if can_be_shared(planned) and hand_over(
+            shared, self._order, planned, opened.descriptors, self._descriptors
         ):
             raise HandedOver
         shared.pass_by()

@@ -184,7 +184,7 @@ class GivenSources(Sources):
         self._descriptors = descriptors
         self._where = where
 
-    def hold_again(self, planned: Planned, environ: Mapping[str, str]) -> HeldSources:
+    def held_for(self, planned: Planned, environ: Mapping[str, str]) -> HeldSources:
         """The cgroups are looked at again only if they may be others than the plan was made with: if this
         process is in another one, or if the plan relies on who else is in it."""
         opened, limits = OpenPlan(planned.plan, self._descriptors), planned.limits

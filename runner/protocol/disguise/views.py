@@ -81,7 +81,7 @@ def without_bytes(of: View, left_out: bytes, table: bytes | None = None) -> View
     return View(of.text.translate(table, left_out), of, pieces)
 
 
-def undo_escapes(of: View, *, at_end: bool = False) -> View:
+def undo_escapes(of: View, *, at_end: bool) -> View:
     """The view with one layer of escapes undone. Escaped line ends and unfinished escapes are removed."""
     written = _ESCAPES[at_end].split(of.text)  # an escape at each odd place
     meanings = {escape: _decode_escape(escape) for escape in set(written[1::2])}

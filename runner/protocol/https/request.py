@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 import h11
 
@@ -10,7 +11,6 @@ from runner.protocol.https.failure import FetchFailed, Kind
 from sandbox.network.hosts import Host
 from sandbox.network.http_connection import HttpConnection
 from sandbox.network.rules import parse_authority
-from sandbox.speed.value import NamedTuple
 
 HTTPS_PORT = 443
 MOST_URL_CHARACTERS = 8192
@@ -26,10 +26,9 @@ _VALUE = re.compile(r"[\t\x20-\x7e]*\Z", re.ASCII)
 # The runner writes these itself, or they are about the connection, which is not the plugin's.
 _RESERVED = frozenset(
     (
-        *("host", "content-length", "transfer-encoding", "connection", "keep-alive", "te", "trailer"),
-        *("upgrade", "expect", "http2-settings"),
-        *("proxy-authorization", "proxy-authenticate", "proxy-connection"),
-    )
+        "host content-length transfer-encoding connection keep-alive te trailer upgrade expect"
+        " http2-settings proxy-authorization proxy-authenticate proxy-connection"
+    ).split()
 )
 # Headers that a redirect to another host keeps, with those of the body. Others may hold a key for the first
 # host.

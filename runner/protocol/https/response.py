@@ -7,13 +7,13 @@ body is what the server sent.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import h11
 
 from runner.protocol.https.failure import FetchFailed, Kind
 from runner.protocol.https.request import REDIRECTS, Headers
 from sandbox.network.http_connection import TOO_LARGE, HttpConnection
-from sandbox.speed.value import NamedTuple
 
 _SHOWN = 200  # characters of what h11 says
 

@@ -17,7 +17,7 @@ from runner.serve.control.bindings import ControlBindings
 from runner.serve.control.database import ControlDatabase, open_control_database
 from runner.serve.control.discovery import Discovery
 from runner.serve.control.packages import ControlPackages, OnChange
-from runner.serve.control.settings import ControlSettings, read_control_settings, told
+from runner.serve.control.settings import ControlSettings, fault_text, read_control_settings
 from runner.serve.control.store import PackageFolder
 from runner.serve.openapi import RoutePart
 from runner.serve.refusal import ControlUnusable
@@ -80,7 +80,7 @@ class ControlPlane:
         except DocumentError as error:
             faults = tuple(fault_of(each) for each in error.diagnostics)
             if faults != self.faults:
-                self._say(f"{told(error)}\nthe control plane goes on with its settings from before")
+                self._say(f"{fault_text(error)}\nthe control plane goes on with its settings from before")
             self.faults = faults
             self.follow(self.settings.watched)
             return
@@ -104,7 +104,7 @@ async def open_control(
     try:
         settings = read_control_settings(path, environ)
     except DocumentError as error:
-        raise ControlUnusable(told(error)) from None
+        raise ControlUnusable(fault_text(error)) from None
     if not settings.store and not state_root(environ).startswith("/"):
         raise ControlUnusable(f"{path}: HOME is not the path of a folder; set it, or name the store")
     file = settings.database or os.path.join(os.path.dirname(ledger.path), _DATABASE)

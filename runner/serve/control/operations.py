@@ -23,90 +23,54 @@ _PROJECT = Parameter("project_id", "query", "in this project, whose bindings go 
 _FOR_ORGS: dict[str, Any] = {"control": "org"}
 _FOR_OPERATOR: dict[str, Any] = {"control": "operator"}
 
+# A row for each route.
+# fmt: off
 _OF_PACKAGES = (
-    Operation(
-        *("import_package", "POST", PACKAGES, "Import a package, or make a contract-ready entry."),
-        *("Package", 201, (), "Import"),
-        **_FOR_OPERATOR,
-    ),
-    Operation(
-        *("packages", "GET", PACKAGES, "Packages and their states.", "Packages", 200),
-        (*(Parameter(each, "query", f"only with this {each}") for each in FILTERS), _AFTER, _MOST),
-        **_FOR_ORGS,
-    ),
+    Operation("import_package", "POST", PACKAGES, "Import a package, or make a contract-ready entry.",
+              "Package", status=201, body="Import", **_FOR_OPERATOR),
+    Operation("packages", "GET", PACKAGES, "Packages and their states.", "Packages",
+              parameters=(*(Parameter(each, "query", f"only with this {each}") for each in FILTERS),
+                          _AFTER, _MOST),
+              **_FOR_ORGS),
     Operation("package", "GET", f"{PACKAGES}/{{package}}", "One package.", "Package", **_FOR_ORGS),
-    Operation(
-        *("change_package", "PATCH", f"{PACKAGES}/{{package}}", "Review it, and say who may install it."),
-        *("Package", 200, (_IF_MATCH,), "PackageChange"),
-        **_FOR_OPERATOR,
-    ),
-    Operation(
-        *("package_history", "GET", f"{PACKAGES}/{{package}}/history", "Its changes.", "History", 200),
-        (_BEFORE, _MOST),
-        **_FOR_OPERATOR,
-    ),
-    Operation(
-        *("install", "POST", f"{PACKAGES}/{{package}}:install", "Bind one of its exports."),
-        *("Binding", 201, (), "Install"),
-        **_FOR_ORGS,
-    ),
-    Operation(
-        *("withdraw", "POST", f"{PACKAGES}/{{package}}:withdraw", "Stop new calls of its bindings."),
-        "Package",
-        **_FOR_OPERATOR,
-    ),
-    Operation(
-        *("restore", "POST", f"{PACKAGES}/{{package}}:restore", "End its withdrawal.", "Package"),
-        **_FOR_OPERATOR,
-    ),
+    Operation("change_package", "PATCH", f"{PACKAGES}/{{package}}", "Review it, and say who may install it.",
+              "Package", parameters=(_IF_MATCH,), body="PackageChange", **_FOR_OPERATOR),
+    Operation("package_history", "GET", f"{PACKAGES}/{{package}}/history", "Its changes.", "History",
+              parameters=(_BEFORE, _MOST), **_FOR_OPERATOR),
+    Operation("install", "POST", f"{PACKAGES}/{{package}}:install", "Bind one of its exports.", "Binding",
+              status=201, body="Install", **_FOR_ORGS),
+    Operation("withdraw", "POST", f"{PACKAGES}/{{package}}:withdraw", "Stop new calls of its bindings.",
+              "Package", **_FOR_OPERATOR),
+    Operation("restore", "POST", f"{PACKAGES}/{{package}}:restore", "End its withdrawal.", "Package",
+              **_FOR_OPERATOR),
 )
 _OF_BINDINGS = (
-    Operation(
-        *("create_binding", "POST", BINDINGS, "Bind an export to an org or a project."),
-        *("Binding", 201, (), "BindingRecord"),
-        **_FOR_ORGS,
-    ),
-    Operation(
-        *("validate_draft", "POST", f"{BINDINGS}:validate", "The faults of a record that is not stored."),
-        *("Validation", 200, (), "BindingRecord"),
-        **_FOR_ORGS,
-    ),
-    Operation(
-        *("bindings", "GET", BINDINGS, "Bindings.", "Bindings", 200),
-        (
-            *(_ORG, Parameter("project_id", "query", "only of this project")),
-            Parameter("package", "query", "only for this package, by its id"),
-            Parameter("kind", "query", f"only of {', '.join(KINDS)}"),
-            *(_AFTER, _MOST),
-        ),
-        **_FOR_ORGS,
-    ),
+    Operation("create_binding", "POST", BINDINGS, "Bind an export to an org or a project.", "Binding",
+              status=201, body="BindingRecord", **_FOR_ORGS),
+    Operation("validate_draft", "POST", f"{BINDINGS}:validate", "The faults of a record that is not stored.",
+              "Validation", body="BindingRecord", **_FOR_ORGS),
+    Operation("bindings", "GET", BINDINGS, "Bindings.", "Bindings",
+              parameters=(_ORG, Parameter("project_id", "query", "only of this project"),
+                          Parameter("package", "query", "only for this package, by its id"),
+                          Parameter("kind", "query", f"only of {', '.join(KINDS)}"), _AFTER, _MOST),
+              **_FOR_ORGS),
     Operation("binding", "GET", f"{BINDINGS}/{{binding}}", "One binding.", "Binding", **_FOR_ORGS),
-    Operation(
-        *("change_binding", "PATCH", f"{BINDINGS}/{{binding}}", "Replace keys of it, or roll it back."),
-        *("Binding", 200, (_IF_MATCH,), "BindingChange"),
-        **_FOR_ORGS,
-    ),
-    Operation(
-        *(
-            "validate_binding",
-            "POST",
-            f"{BINDINGS}/{{binding}}:validate",
-            "Its faults, now or after a change.",
-        ),
-        *("Validation", 200, (), "BindingChange"),
-        **_FOR_ORGS,
-    ),
-    Operation(
-        *("binding_history", "GET", f"{BINDINGS}/{{binding}}/history", "Its versions.", "History", 200),
-        (_BEFORE, _MOST),
-        **_FOR_ORGS,
-    ),
+    Operation("change_binding", "PATCH", f"{BINDINGS}/{{binding}}", "Replace keys of it, or roll it back.",
+              "Binding", parameters=(_IF_MATCH,), body="BindingChange", **_FOR_ORGS),
+    Operation("validate_binding", "POST", f"{BINDINGS}/{{binding}}:validate",
+              "Its faults, now or after a change.", "Validation", body="BindingChange", **_FOR_ORGS),
+    Operation("binding_history", "GET", f"{BINDINGS}/{{binding}}/history", "Its versions.", "History",
+              parameters=(_BEFORE, _MOST), **_FOR_ORGS),
 )
+# fmt: on
 _OF_DISCOVERY = tuple(
     Operation(
-        *(f"plugin_{kind}", "GET", f"/v1/plugin-{kind}", f"The {kind} that can be used now.", "Exports", 200),
-        (_ORG, _PROJECT, _AFTER, _MOST),
+        f"plugin_{kind}",
+        "GET",
+        f"/v1/plugin-{kind}",
+        f"The {kind} that can be used now.",
+        "Exports",
+        parameters=(_ORG, _PROJECT, _AFTER, _MOST),
         **_FOR_ORGS,
     )
     for kind in KINDS

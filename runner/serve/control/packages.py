@@ -145,7 +145,7 @@ class ControlPackages:
             return known, *file.import_package(wanted, caller.name)
 
         before, after, fresh = await self._database.submit(order)
-        await self._told("imported", caller, before, after)
+        await self._note_change("imported", caller, before, after)
         return after, fresh
 
     async def sweep(self) -> None:
@@ -181,7 +181,7 @@ class ControlPackages:
         before, after = await self._database.submit(order)
         if after is None:
             raise unknown_package(name)
-        await self._told(change, caller, before, after)
+        await self._note_change(change, caller, before, after)
         changed: PackageRow = after
         return changed
 
@@ -191,7 +191,7 @@ class ControlPackages:
             if judged(row, self._settings(), time.time()) != row:
                 await self._change(row.id, None, ControlCaller("settings"), "judged", {})
 
-    async def _told(
+    async def _note_change(
         self, change: str, caller: ControlCaller, before: PackageRow | None, after: PackageRow
     ) -> None:
         if before == after:

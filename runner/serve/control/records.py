@@ -46,8 +46,8 @@ def record_row(
         "binding_id": binding.id,
         "org_id": binding.org,
         "project_id": binding.project or invocation["project_id"],
-        "started_at": _written(end.began),
-        "ended_at": _written(end.ended),
+        "started_at": _rfc3339(end.began),
+        "ended_at": _rfc3339(end.ended),
         "binding_revision": binding.revision,
         "outcome": {key: cut(outcome[key]) for key in _TOLD},
         "granted": _chosen(report.get("grant"), _GRANTED),
@@ -80,7 +80,7 @@ def record_row(
     )
 
 
-def _written(seconds: float) -> str:
+def _rfc3339(seconds: float) -> str:
     """RFC 3339, in UTC, with milliseconds."""
     moment = datetime.fromtimestamp(seconds, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -300,7 +300,7 @@ def read_control_settings(path: str, environ: Mapping[str, str]) -> ControlSetti
     )
 
 
-def told(error: DocumentError) -> str:
+def fault_text(error: DocumentError) -> str:
     """All faults as one text, for the operator."""
     return "\n".join(_line(each) for each in error.diagnostics)
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from sandbox.spec import KeyPath
-from sandbox.speed.value import NamedTuple
 
 
 class SetWord(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from sandbox.document.diagnostic import quoted
 from sandbox.document.edit import json_spans, toml_spans, yaml_spans
@@ -28,7 +29,6 @@ from sandbox.document.edit.span import EditRefused, EditSyntax, Span, Spans, chi
 from sandbox.document.edit.words import encode_word
 from sandbox.document.positions import line_column
 from sandbox.spec import KeyPath
-from sandbox.speed.value import NamedTuple
 
 _MARK = "\ufeff"  # a byte order mark, which some editors write
 _READERS = {

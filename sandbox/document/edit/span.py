@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from sandbox.spec import KeyPath
-from sandbox.speed.value import NamedTuple
 
 # "jsonc" is JSON with comments and trailing commas.
 EditSyntax = Literal["json", "jsonc", "toml", "yaml"]

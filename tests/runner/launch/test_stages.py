@@ -1,13 +1,10 @@
-"""A launch as frozen stages: what each failure carries, and a stored plan that another process launches.
+"""A launch as frozen stages: what each failure carries, and a plan as bytes for another process.
 
 The plans are real ones, as root and as an ordinary user.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -98,46 +95,24 @@ def made_plan(given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def launched_plan(text: str, lie: dict[str, Any]) -> dict[str, Any]:
-    """Launch from a stored plan, with the plugin's output in a pipe."""
+def launched_plan(text: str, lie: dict[str, Any]) -> list[Any]:
+    """Carry out a plan of another process."""
     import os
-    import tempfile
     import time
 
     from runner.cli.shared.launching import CommandLineHost
     from runner.launch.carry_out import plan_steps
-    from runner.launch.report import report
+    from runner.launch.sources import Sources
     from runner.launch.stages import decode_planned
-    from runner.launch.verdict import judge
     from runner.launch.wait import drive
     from runner.outcome import Failure
 
     planned = decode_planned(text.encode())._replace(**lie)
-    before = sorted(os.listdir("/proc/self/fd"))
-    with tempfile.TemporaryFile() as output:
-        saved = [os.dup(fd) for fd in (0, 1)]
-        os.dup2(output.fileno(), 1)
-        try:
-            ended = drive(plan_steps(planned, os.environ, time.monotonic(), CommandLineHost()))
-        except Failure as failure:
-            outcome, status, stage = failure.outcome, failure.exec_status, failure.stage
-        else:
-            outcome, status = judge(ended.end, ended.started.planned.grant.limits)
-            stage = ended
-        finally:
-            for fd, copy in enumerate(saved):
-                os.dup2(copy, fd)
-                os.close(copy)
-        output.seek(0)
-        said = os.fsdecode(output.read())
-    return {
-        "outcome": [outcome.code, outcome.cause, status],
-        "denials": [[denial.rule, denial.asked] for denial in outcome.denials],
-        "stage": type(stage).__name__,
-        "said": said,
-        "report": report(stage, outcome, status),
-        "leaked": len(os.listdir("/proc/self/fd")) - len(before),
-    }
+    try:
+        drive(plan_steps(planned, os.environ, time.monotonic(), CommandLineHost(), Sources()))
+    except Failure as failure:
+        return [failure.outcome.code, failure.outcome.cause, failure.exec_status]
+    return ["launched"]
 
 
 class Stored:
@@ -166,11 +141,6 @@ class Stored:
         found: dict[str, Any] = elsewhere.run(self.caller, made_plan, given)
         return found
 
-    def launch(self, plan: dict[str, Any], **lie: Any) -> dict[str, Any]:
-        found: dict[str, Any] = elsewhere.run(self.caller, launched_plan, plan["plan"], lie)
-        assert found["leaked"] == 0
-        return found
-
 
 @pytest.mark.launches
 @one_case("manifest", [SMALL, RICH], ids=["small", "rich"])
@@ -188,100 +158,11 @@ def test_a_plan_survives_bytes(runner_as: Caller, plugin_dir: Path, write_file: 
 
 
 @pytest.mark.launches
-@one_case("manifest", [SMALL, RICH], ids=["small", "rich"])
-def test_another_process_launches_a_stored_plan(
-    runner_as: Caller, plugin_dir: Path, write_file: Write, manifest: str, nothing_left: None
-) -> None:
-    stored = Stored(runner_as, plugin_dir, write_file, manifest)
-    plan = stored.plan()
-    for run in (1, 2):  # the second one finds its state directory there, and what is in it
-        found = stored.launch(plan)
-        assert found["outcome"] == ["crashed", "exit:3", 3], found
-        assert found["stage"] == "Ended"
-        assert found["said"] == "runs with \udcff\n'\n" + (run * "more\n" if manifest is RICH else "")
-        told = found["report"]
-        assert list(told["timings"]) == ["plan", "launch", "run", "teardown"]
-        for key in ("plugin", "grant", "diagnostics"):
-            expected = plan["report"][key]
-            if key == "grant":
-                expected = {
-                    **expected,
-                    "paths": [{**path, "state": _bound(path)} for path in expected["paths"]],
-                }
-            assert told[key] == expected
-
-
-def _bound(path: dict[str, str]) -> str:
-    return "bound" if path["origin"] == "state" else path["state"]
-
-
-@pytest.mark.launches
-@one_case("change", ["", "replaced", "removed", "mode", "socket", "link", "state", "storage"])
-def test_a_source_that_changed_since_the_plan_was_made(
-    runner_as: Caller, plugin_dir: Path, write_file: Write, change: str
-) -> None:
-    stored = Stored(runner_as, plugin_dir, write_file, RICH)
-    plan = stored.plan()
-    read, away = stored.read, stored.place / "away"
-    match change:
-        case "replaced":
-            read.rename(away)
-            write_file(read / "file", "another")
-        case "removed":
-            read.rename(away)
-        case "mode":
-            read.chmod(0o777)
-        case "socket":
-            with socket.socket(socket.AF_UNIX) as listening:
-                listening.bind(f"{read}/door")
-        case "storage":  # a second name of a file that a host keeps for plugins
-            kept = write_file(stored.place / ".storage/other/file", "kept")
-            os.link(kept, read / "second")
-        case "state":  # a link in its place, which others than root could change
-            os.symlink(away, stored.place / "state")
-            if os.geteuid() == 0:
-                os.lchown(stored.place / "state", 65534, 65534)
-        case "link":
-            read.rename(away)
-            os.symlink(away, read)
-            if os.geteuid() == 0:
-                os.lchown(read, 65534, 65534)
-    found = stored.launch(plan)
-    if not change:
-        assert found["outcome"][0] == "crashed"  # the control: by itself
-        return
-    rules = {"socket": "special_file", "link": "symlink", "state": "symlink", "storage": "hard_link"}
-    rule = rules.get(change, "plan_outdated")
-    assert found["outcome"] == ["policy_denied", rule, 126], found["denials"]
-    assert found["stage"] == "Planned" and found["report"]["layers"]
-    assert not (stored.place / "state").exists()  # refused before anything was made
-    assert away.exists() == (change in ("replaced", "removed", "link"))
-
-
-@pytest.mark.launches
 def test_a_plan_is_for_the_user_who_made_it(runner_as: Caller, plugin_dir: Path, write_file: Write) -> None:
     stored = Stored(runner_as, plugin_dir, write_file, SMALL)
     plan = stored.plan()
-    found = stored.launch(plan, euid=12345)
-    assert found["outcome"] == ["policy_denied", "plan_outdated", 126]
-    assert found["said"] == ""
-
-
-@pytest.mark.launches
-def test_a_bubblewrap_that_is_no_longer_trusted(
-    runner_as: Caller, plugin_dir: Path, write_file: Write
-) -> None:
-    """A plan names its bubblewrap. Others may have replaced it, or made it setuid, since then."""
-    stored = Stored(runner_as, plugin_dir, write_file, SMALL)
-    plan = stored.plan(state=False)
-    copy = plugin_dir / "bwrap"
-    shutil.copy("/usr/bin/bwrap", copy)
-    copy.chmod(0o4755)
-    found = stored.launch(plan, bwrap=str(copy))
-    assert found["outcome"] == ["sandbox_unavailable", "bubblewrap", 125]
-    assert found["said"] == "" and found["stage"] == "Planned"
-    assert not found["report"]["exit"]["reached_exec"]
-    assert stored.launch(plan)["report"]["exit"]["reached_exec"]  # the control
+    found = elsewhere.run(runner_as, launched_plan, plan["plan"], {"euid": 12345})
+    assert found == ["policy_denied", "plan_outdated", 126]
 
 
 @pytest.mark.parametrize("raw", [b"", b"{}", b"[]", b'["Planned"]', b'["Invocation","m"]', b'["",1]'])

@@ -13,7 +13,6 @@ import pytest
 from sandbox.paths.executable import ProgramFault
 from sandbox.plan.bare import bare_command, command_line
 from sandbox.plan.plan import Bind, LaunchPlan, PlanRefused, ShownPath
-from sandbox.plan.sources import reopen
 from tests.conftest import Caller
 from tests.sandbox import cages
 
@@ -150,22 +149,6 @@ def test_a_part_that_does_not_exist(package: Path) -> None:
 def test_a_denied_part(package: Path) -> None:
     with pytest.raises(PlanRefused):
         cages.compiled(moved(package), deny=[f"{package}/data"])
-
-
-def test_a_stored_plan_opens_the_same_files_again(package: Path) -> None:
-    from sandbox.paths.denylist import Denylist
-    from sandbox.paths.mounts import read_mounts
-
-    plan, denylist = cages.compiled(moved(package)), Denylist(read_mounts())
-    with reopen(plan, denylist, scan_limit=1000) as held:
-        assert os.fstat(held.descriptors[f"{INSIDE}/bin"]).st_ino == (package / "bin").stat().st_ino
-    (package / "bin").rename(package / "old")
-    (package / "bin").mkdir()
-    with (
-        pytest.raises(PlanRefused, match="is not the file the plan was made for"),
-        reopen(plan, denylist, scan_limit=1000),
-    ):
-        pass
 
 
 @pytest.mark.usefixtures("nothing_left")

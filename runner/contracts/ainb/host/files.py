@@ -22,7 +22,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import trio
 
@@ -37,7 +37,6 @@ from sandbox.paths.denylist import Denylist
 from sandbox.paths.homes import homes
 from sandbox.paths.mounts import contains, fd_path, read_mounts, relative
 from sandbox.paths.walk import LinkRefused, TooManyLinks, close, real_path, resolve, walk
-from sandbox.speed.value import NamedTuple
 
 # Bytes of one file: as base64, the answer fits into a frame.
 FILE_MOST_BYTES = PAYLOAD_MOST_BYTES

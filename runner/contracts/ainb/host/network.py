@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from runner.contracts.ainb.host.params import denied, invalid
 from runner.protocol.host_services import Fetched, Fetcher, Granted, HostError, granting
+from runner.protocol.https.failure import FetchFailed
 from runner.protocol.jsonrpc import INTERNAL_ERROR
 from sandbox.network.addresses import vet
 from sandbox.network.rules import HostRule, covers, parse_rule
@@ -66,7 +67,6 @@ class GuardedFetcher:
         self, url: str, method: str, headers: Sequence[tuple[str, str]], body: bytes | None
     ) -> Fetched:
         # Few plugins fetch anything, and TLS takes a while to import.
-        from runner.protocol.https.failure import FetchFailed
         from runner.protocol.https.fetch import fetch, follow
         from runner.protocol.https.request import HttpsRequest
 
@@ -91,7 +91,6 @@ class GuardedFetcher:
 async def _ask(own: Fetcher, request: HttpsRequest, target: Target) -> HttpsResponse:
     """Ask the host's own fetcher for a URL that was checked. Raises FetchFailed, and what the fetcher
     raises."""
-    from runner.protocol.https.failure import FetchFailed
     from runner.protocol.https.response import HttpsResponse
 
     if target.host.version and (reason := vet(target.host.text)):

@@ -7,12 +7,11 @@ ignored.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from runner.contracts.ainb.payload import BadPayload, decode
 from runner.protocol.host_services import HostError
 from runner.protocol.jsonrpc import INVALID_PARAMS
-from sandbox.speed.value import NamedTuple
 
 GET, PUBLISH, SUBSCRIBE = "host/snapshot/get", "host/snapshot/publish", "host/snapshot/subscribe"
 INVOKE, LOG = "host/action/invoke", "host/log"

@@ -59,10 +59,12 @@ CODEX = Host(
     (("mcp_servers",),),
     files=("$CODEX_HOME/config.toml", "~/.codex/config.toml"),
     project_files=(".codex/config.toml",),
-    keys=(
-        *("env_vars", "enabled", "required", "startup_timeout_sec", "startup_timeout_ms", "tool_timeout_sec"),
-        *("enabled_tools", "disabled_tools", "bearer_token_env_var", "http_headers", "env_http_headers"),
-        *("tools", "scopes", "oauth_resource", "default_tools_approval_mode", "supports_parallel_tool_calls"),
+    keys=tuple(
+        (
+            "env_vars enabled required startup_timeout_sec startup_timeout_ms tool_timeout_sec enabled_tools"
+            " disabled_tools bearer_token_env_var http_headers env_http_headers tools scopes oauth_resource"
+            " default_tools_approval_mode supports_parallel_tool_calls"
+        ).split()
     ),
     log="~/.codex/log",
 )
@@ -73,9 +75,11 @@ GOOSE = Host(
     (("extensions",),),
     files=("~/.config/goose/config.yaml",),
     shape="cmd",
-    keys=(
-        *("name", "cmd", "envs", "env_keys", "enabled", "bundled", "available_tools", "display_name"),
-        *("timeout", "description", "config", "uri", "headers"),
+    keys=tuple(
+        (
+            "name cmd envs env_keys enabled bundled available_tools display_name timeout description config"
+            " uri headers"
+        ).split()
     ),
     log="~/.local/state/goose/logs",
 )
@@ -202,9 +206,11 @@ HOSTS: tuple[Host, ...] = (
         (".gemini/settings.json", ".gemini/extensions/*/gemini-extension.json"),
         ("/etc/gemini-cli/settings.json",),
         rules="gemini",
-        keys=(
-            *("timeout", "trust", "includeTools", "excludeTools", "httpUrl", "headers", "description"),
-            *("tcp", "oauth", "authProviderType", "targetAudience", "targetServiceAccount", "extensionName"),
+        keys=tuple(
+            (
+                "timeout trust includeTools excludeTools httpUrl headers description tcp oauth"
+                " authProviderType targetAudience targetServiceAccount extensionName"
+            ).split()
         ),
         log="the debug console (gemini --debug)",
     ),

@@ -101,7 +101,7 @@ def wrap_changes(
     server: HostServer,
     spans: Spans,
     program: str,
-    more: Sequence[str] = (),
+    more: Sequence[str],
 ) -> tuple[Change, ...]:
     """`more`: options that a person added."""
 

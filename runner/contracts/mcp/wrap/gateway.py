@@ -130,8 +130,8 @@ def plan_gateway(
     program: str,
     given: str,
     *,
-    as_fetched: bool = False,
-    shared: bool = False,
+    as_fetched: bool,
+    shared: bool,
 ) -> GatewayPlan:
     """`servers`: those that shall move, if they can. `as_fetched`: see wrap_step. `shared`: the entry is a
     client of the hub, which serves all hosts. Raises FileRefused."""

@@ -28,7 +28,7 @@ _LONGEST_WORD = 2000
 _USER_OPTIONS = ("-u", "--user")
 
 
-def shown_word(word: str, previous: str = "") -> str:
+def shown_word(word: str, previous: str) -> str:
     """`previous`: the word before it, which may say that this one is a secret."""
     if len(word) > _LONGEST_WORD or _announces_secret(previous):
         return HIDDEN

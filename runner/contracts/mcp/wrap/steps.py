@@ -49,8 +49,8 @@ _MOST_SHOWN = 400  # characters of options
 # place of the runner's, a secret or a file that it reads: a policy decides whether there is a cage at all.
 _GIVES_NOTHING = ("--name", "--server", "--contract", "--inspect")
 _BY_HAND = (
-    *("--read", "--write", "--net", "--env", "--project", "--cwd", *_GIVES_NOTHING),
-    *("--memory", "--pids", "--cpu", "--cpu-time", "--deadline", "--limit"),
+    *"--read --write --net --env --project --cwd --memory --pids --cpu --cpu-time --deadline --limit".split(),
+    *_GIVES_NOTHING,
 )
 
 

@@ -24,9 +24,11 @@ _READING = ("read", "list", "get")  # verbs of scopes that change nothing
 _MOST_SHOWN = 20  # files of one rule
 
 # Names of files that usually hold a secret. A package never contains one: bindings fill its slots.
-_SECRET_FILES = (
-    *("*.pem", "*.key", "*.p12", "*.pfx", "id_rsa", "id_ed25519", ".env", ".env.*"),
-    *(".netrc", ".npmrc", ".pypirc", "credentials", "credentials.json"),
+_SECRET_FILES = tuple(
+    (
+        "*.pem *.key *.p12 *.pfx id_rsa id_ed25519 .env .env.* .netrc .npmrc .pypirc credentials"
+        " credentials.json"
+    ).split()
 )
 
 # Beside what the cage shows: files that are for people and registries.

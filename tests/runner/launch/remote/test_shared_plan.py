@@ -29,10 +29,10 @@ def folder(plugin_dir: Path, write_file: Callable[..., Path]) -> Path:
 
 def test_the_cgroups_are_looked_at_again_only_from_elsewhere(folder: Path) -> None:
     planned = rehearse(Invocation(str(folder)), os.environ)
-    held = GivenSources({}, surroundings()).hold_again(planned, os.environ)
+    held = GivenSources({}, surroundings()).held_for(planned, os.environ)
     assert held.sites is planned.provision.sites and held.limits is planned.limits
     for where in ((), (b"", surroundings()[1]), (surroundings()[0], b"")):
-        held = GivenSources({}, where).hold_again(planned, os.environ)
+        held = GivenSources({}, where).held_for(planned, os.environ)
         assert held.limits is not planned.limits
         assert held.sites == survey(read_mounts()).sites
 
@@ -41,14 +41,14 @@ def test_a_plan_that_relies_on_who_is_in_a_cgroup_is_looked_at_again(folder: Pat
     planned = rehearse(Invocation(str(folder)), os.environ)
     site = survey(read_mounts()).sites[0]._replace(enable=("memory",))
     planned = planned._replace(provision=planned.provision._replace(sites=(site,)))
-    held = GivenSources({}, surroundings()).hold_again(planned, os.environ)
+    held = GivenSources({}, surroundings()).held_for(planned, os.environ)
     assert site not in held.sites
 
 
 def test_what_the_other_process_opens_itself_is_judged(folder: Path) -> None:
     """Its state directory: by a denylist that is made then."""
     planned = rehearse(Invocation(str(folder)), os.environ)
-    held = GivenSources({}, surroundings()).hold_again(planned, os.environ)
+    held = GivenSources({}, surroundings()).held_for(planned, os.environ)
     assert held.denylist is not None
     assert held.denylist() is not held.denylist()
 
