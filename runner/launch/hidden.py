@@ -19,7 +19,7 @@ _MOST_ROOTS_BYTES = 4 << 20
 _FEWEST_BYTES = 8  # a shorter text occurs by accident in what a server sends
 _COMMAND_SECONDS = 30.0
 # Where the programs of a policy's commands are for an entry of a configuration. The PATH of such a start may
-# be the entry's own, and the entry may have come with a project.
+# be the entry's own, and the entry may have come with a project. So may the agent at SSH_AUTH_SOCK.
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
@@ -40,7 +40,8 @@ def with_hidden(
     one, a host has started an entry. Raises Failure."""
     outside = given if environ is None else environ
     if outside is not given:
-        outside = {**outside, "PATH": _SYSTEM_PATH}
+        outside = {name: value for name, value in outside.items() if name != "SSH_AUTH_SOCK"}
+        outside["PATH"] = _SYSTEM_PATH
     for path in dict.fromkeys(file for each in broker.authorities for file in each.files):
         _require_roots(path)
     values = {}

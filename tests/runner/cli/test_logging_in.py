@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
@@ -153,3 +154,32 @@ def test_an_entry_of_a_configuration(machine: SshMachine, server: SshServer, wri
     assert "your ssh agent has no key" in machine.caller("exec", *rules, file, env=own).stderr
     machine.know("")  # also for a launch whose plan is stored
     assert "known_hosts has no key" in machine.caller("exec", *rules, file, env=own).stderr
+
+
+@pytest.mark.needs("root")
+def test_an_entry_that_a_host_starts(machine: SshMachine, server: SshServer, write_file: Write) -> None:
+    """The runner has dropped the host's variables by then, but for the place of the agent."""
+    key = machine.add_key("own")
+    machine.know(server.line.replace(f"[localhost]:{server.port}", "git.example.com"))
+    words = ["-c", 'echo "$SSH_AUTH_SOCK"; ssh-add -l']
+    file = write_file(
+        machine.folder / "mcp.json",
+        json.dumps({"mcpServers": {"git": {"command": "/bin/sh", "args": words}}}),
+    )
+    # known_hosts is that of the account's home, which no variable names.
+    account = f"tester:x:{machine.caller.uid}:{machine.caller.uid}::{machine.caller.home}:/bin/sh\n"
+    passwd = write_file(machine.folder / "passwd", account)
+    script = 'mount --bind "$0" /etc/passwd && exec "$@"'
+    alone = ("/usr/bin/unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script, str(passwd))
+    caller = replace(machine.caller, prefix=(*alone, *machine.caller.prefix))
+    own = {**caller.environ, **machine.environ}
+    machine.caller.give(machine.folder)
+    allowing = ("allow", "--yes", "--server", "git", "--ssh-key", key, "--ssh-host", "git.example.com", file)
+    for done in (caller("wrap", "--yes", file, env=own), caller(*allowing, env=own)):
+        assert done.returncode == 0, done
+    args = json.loads(file.read_text())["mcpServers"]["git"]["args"]
+    for _ in range(2):  # also from a stored plan
+        started = caller(*args, env=own)
+        assert started.stdout.startswith("/.ssh-agent/socket\n") and key in started.stdout, started
+    none = caller(*args, env={**own, "SSH_AUTH_SOCK": ""})
+    assert "you have no ssh agent" in none.stderr
