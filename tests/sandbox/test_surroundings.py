@@ -21,7 +21,7 @@ _COMMANDS = ("cli/", "fleet/", "conformance/", "oci/", "contracts/mcp/wrap/", "d
 _PROCESSES = {  # that run nothing but one launch, in the surroundings of its order
     *("runner/launch/start.py", "runner/launch/acquire.py", "runner/launch/remote/monitor.py"),
     *("runner/launch/stored/entry.py", "sandbox/cell/agent.py", "sandbox/cell/broker.py"),
-    "sandbox/gate/confine.py",
+    *("sandbox/gate/confine.py", "runner/launch/kept_answers.py"),
 }
 _PLACES = {  # which are the same for all clients of a hub: runner/gateway/via.py
     *("runner/manifest/unpack.py", "sandbox/cache.py", "runner/gateway/hub.py", "runner/gateway/via.py"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import time
@@ -296,12 +297,15 @@ async def test_a_dead_cell_is_not_used(shelf: Path) -> None:
             os.kill(descendants(parked.cell._pid)[0], signal.SIGKILL)
             await parked.ended.wait()
             assert parking.waiting == 0
-            # One that dies while a call takes it.
+            # One that dies while a call takes it: it is dead, and the parking was not told.
             parking.fill(*given)
             await all_ready(parking)
             [parked] = parking._cells
             assert parked.cell is not None and parked.cell._pid is not None
-            os.kill(descendants(parked.cell._pid)[0], signal.SIGKILL)
+            init = os.pidfd_open(descendants(parked.cell._pid)[0])
+            signal.pidfd_send_signal(init, signal.SIGKILL)
+            assert select.select([init], [], [], SECONDS)[0]  # with all processes of its namespace
+            os.close(init)
             async with parking.take(*given) as cell:
                 assert cell is None
 

@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -62,10 +63,7 @@ class Server:
     def _handle(self, connection: Any) -> None:
         try:
             if self._context is not None:
-                connection.getpeername()  # wrap_socket() of one that was reset leaves it open
-                connection = self._context.wrap_socket(
-                    connection, server_side=True, do_handshake_on_connect=False
-                )
+                connection = _wrapped(self._context, connection)
                 connection.do_handshake()
             self._handler(connection)
         except (OSError, EOFError) as error:
@@ -85,6 +83,18 @@ class Server:
         """When the broker has ended: no descriptor is left to be closed in the middle of another test."""
         for thread in self._threads:
             thread.join(SECONDS)
+
+
+def _wrapped(context: ssl.SSLContext, connection: socket.socket) -> ssl.SSLSocket:
+    """Raises OSError."""
+    try:
+        return context.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+    except OSError as error:
+        # It has taken over a connection that was reset, and leaves it open.
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if isinstance(made := frame.f_locals.get("self"), ssl.SSLSocket):
+                made.close()
+        raise
 
 
 class Reader:

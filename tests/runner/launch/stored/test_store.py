@@ -7,6 +7,7 @@ import dataclasses
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -223,6 +224,8 @@ def test_another_mount_makes_the_plan_anew(
 def test_what_was_changed_a_moment_ago_is_not_stored(plugin: StoredPlugin, runner_as: Caller) -> None:
     plugin.caller = runner_as
     append(plugin.manifest, "# more\n")
+    tomorrow = time.time() + 86400.0  # it cannot settle by itself
+    os.utime(plugin.manifest, (tomorrow, tomorrow))
     ended = plugin.run()
     assert f"not stored: {plugin.manifest} was changed a moment ago" in ended.stderr
     assert USED not in plugin.run().stderr
