@@ -449,8 +449,8 @@ def is_via(words: Sequence[str], option: str = "--via") -> bool:
     return any(word == option or word.startswith(f"{option}=") for word in options)
 
 
-# PATH finds the plugin's program, which is part of an approval's key. SUDO_USER adds a home to the denylist. At
-# SSH_AUTH_SOCK an agent is asked for keys that a person allowed: another agent does not have them.
+# PATH finds the plugin's program, which is part of an approval's key. SUDO_USER adds a home to the denylist.
+# At SSH_AUTH_SOCK an agent is asked for keys that a person allowed: another agent does not have them.
 _KEPT_VARIABLES = ("PATH", "SUDO_USER", "SSH_AUTH_SOCK")
 
 
