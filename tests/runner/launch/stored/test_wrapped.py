@@ -139,14 +139,15 @@ def test_an_entry_is_held_against_its_configuration_each_time(entry: Entry) -> N
 def test_the_command_of_a_credential_has_no_variable_of_an_entry(entry: Entry, write_file: Write) -> None:
     """It runs outside of the cage, and an entry could say there which programs it starts."""
     log = entry.caller.home / "asked"
-    said = f'#!/bin/sh\necho "asked$FROM_HOST$(planted)" >> {log}\necho gh_f7Qz2mW9xLrT4vB8\n'
+    said = f'#!/bin/sh\necho "asked$FROM_HOST$SSH_AUTH_SOCK$(planted)" >> {log}\necho gh_f7Qz2mW9xLrT4vB8\n'
     planted = write_file(entry.file.parent / "planted/planted", "#!/bin/sh\necho planted\n", 0o755)
     write_file(entry.file.parent / "token", said, 0o755)
     words = ("--server", "tool", "--hide", "given@a.example:443", "--net", "a.example:443", "--yes")
     done = entry.caller("allow", str(entry.file), *words)
     assert done.returncode == 0, done.stdout + done.stderr
     entry.caller.give(entry.file.parent)
-    entry.use(FROM_HOST=" by the entry", PATH=f"{planted.parent}:/usr/bin:/bin")
+    outside = {"FROM_HOST": " by the entry", "SSH_AUTH_SOCK": " an agent of the entry"}
+    entry.use(**outside, PATH=f"{planted.parent}:/usr/bin:/bin")
     asked = log.read_text().splitlines()
     assert len(asked) > 1 and {*asked} == {"asked"}
 
